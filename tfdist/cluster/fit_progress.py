@@ -35,8 +35,8 @@ class Word:
       size: Batches of its share in an epoch; 0 where that is not known.
       first_epoch: The epoch with which it has begun the call.
       first_batch: Batches of that epoch that it has left out.
-      written: The last call that it has begun with values of its own for what
-        servers hold, such as weights that it has set; 0 for none.
+      written: The last call that it has begun with weights that it has set
+        since its last step in the call before; 0 for none.
     """
 
     reached: int = 0

@@ -250,7 +250,7 @@ class Runtime(owner.Owner):
         if self.evaluations.keep(variable):
             return False
         if self.synchronizer.holds(variable):
-            self.chief_decisions.before_write()
+            self.chief_decisions.before_write(variable)
         self.local.before_read(variable)
         self.synchronizer.before_write(variable)
         return True

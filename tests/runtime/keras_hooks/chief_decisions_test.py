@@ -19,8 +19,10 @@ from tfdist.cluster.member_table import MemberState
 from tfdist.runtime.keras_hooks import chief_decisions
 from tfdist.runtime.keras_hooks import fit_call
 from tfdist.runtime.keras_hooks import queued_work
+from tfdist.runtime.variables.variables import Role
 
 NAMES = ("chief", "one", "two", "later")
+WEIGHT = types.SimpleNamespace(role=Role.PARAMETER)
 
 
 class Worker:
@@ -158,16 +160,16 @@ def test_the_chief_assigns_when_all_have_ended_their_call():
         table(ended, ended, ended),
     )
     worker.chief_decisions._fits.tell(reached=ended)
-    worker.chief_decisions.before_write()
+    worker.chief_decisions.before_write(WEIGHT)
     assert worker.reads == 4
     # It has waited for this call.
-    worker.chief_decisions.before_write()
+    worker.chief_decisions.before_write(WEIGHT)
     assert worker.reads == 4
 
 
 def test_the_chief_waits_for_nobody_before_and_within_fit():
     worker = Worker(0, table(0, 0, 0))
-    worker.chief_decisions.before_write()
+    worker.chief_decisions.before_write(WEIGHT)
     assert not worker.reads
 
 
@@ -332,7 +334,7 @@ def test_the_chief_has_the_newest_after_it_has_set_weights_in_fit():
         decisions._fits.number = 1
         decisions._fits.tell(reached=ended)
         if writes:
-            decisions.before_write()
+            decisions.before_write(WEIGHT)
         decisions.close()
         # Before it tells the others that all is there.
         assert seen == expected
@@ -558,16 +560,39 @@ def test_own_weights_follow_what_the_chief_has_set(written, follows):
 
 
 def test_the_chief_tells_that_it_has_set_weights_once():
-    worker = Worker(0, table(*[AT_THE_END_OF_1] * 3))
+    """Others' own weights follow; not what it sets before its later steps."""
+    worker = Worker(0, table(*[fit_progress.closed(9)] * 3))
     worker.runtime.pull = lambda: None
     worker.runtime.corrector = types.SimpleNamespace(show_ahead=lambda: None)
     worker.runtime.coordination = types.SimpleNamespace(waits=False)
     decisions, told = worker.chief_decisions, []
-    for number, wrote in enumerate([True, False, False, True], 1):
-        decisions._wrote |= wrote
-        decisions._tell_begun(worker.begin(number))
+    counter = types.SimpleNamespace(role=Role.ITERATIONS)
+    weight, nothing = [WEIGHT], []
+    for number, (between, before_a_step, at_the_end) in enumerate(
+        [
+            (weight, nothing, nothing),
+            (nothing, weight, nothing),
+            (nothing, nothing, weight),
+            (nothing, nothing, nothing),
+            ([counter], nothing, nothing),
+            (weight, nothing, nothing),
+        ],
+        1,
+    ):
+        for variable in between:
+            decisions.before_write(variable)
+        fit = worker.begin(number)
+        decisions._fits.number = number
+        decisions._tell_begun(fit)
         told.append(decisions._fits.word.written)
-    assert told == [1, 1, 1, 4]
+        for variable in before_a_step:
+            decisions.before_write(variable)
+        decisions.call(lambda function: function(), lambda: None)
+        fit.is_in_loop, fit.has_ended = False, True
+        for variable in at_the_end:
+            decisions.before_write(variable)
+        decisions.close()
+    assert told == [1, 1, 1, 4, 4, 6]
 
 
 def test_a_first_step_is_told_of_when_it_is_sent_and_may_not_end_yet():

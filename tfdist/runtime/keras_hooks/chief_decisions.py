@@ -22,8 +22,10 @@ from tfdist.runtime.keras_hooks import fit_call
 from tfdist.runtime.keras_hooks import fit_callbacks
 from tfdist.runtime.keras_hooks import fit_position
 from tfdist.runtime.keras_hooks import fit_turns
+from tfdist.runtime.variables.variables import Role
 
 CHOICES = ("chief", "each")
+_WEIGHTS = (Role.PARAMETER, Role.STATE)
 
 
 class ChiefDecisions:
@@ -64,6 +66,8 @@ class ChiefDecisions:
         # Whether this worker has assigned what servers hold, since it took
         # their values over last.
         self._wrote = False
+        # Whether weights were among it, and no step of `fit` has come since.
+        self._has_set = False
         self._warned = self._warned_of_data = False
         self._told = self._store.worker_variable(
             tf.constant(fit_progress.Word().pack(), tf.float64), "told"
@@ -220,6 +224,7 @@ class ChiefDecisions:
             return call(function, *args)  # Such as `train_on_batch`.
         if not fit.is_in_loop:
             self._begin_loop(fit)
+        self._has_set = False
         if self.is_chief:
             self._tell_rates(fit)
         else:
@@ -259,9 +264,14 @@ class ChiefDecisions:
         self._turns.wait_for_start()
         return result
 
-    def before_write(self):
-        """Called before what servers hold is assigned eagerly."""
+    def before_write(self, variable):
+        """Called before what servers hold is assigned eagerly.
+
+        Args:
+          variable: The `ReplicaVariable`.
+        """
         self._wrote = True
+        self._has_set |= variable.role in _WEIGHTS
         fit = self._fit
         if fit is not None and fit.is_in_loop and self._fits.is_running():
             return
@@ -336,7 +346,7 @@ class ChiefDecisions:
         if self.is_chief:
             written = self._fits.word.written
             self._tell(
-                written=fit.number if self._wrote else written,
+                written=fit.number if self._has_set else written,
                 reached=fit_progress.begun(fit.number),
                 rates=fit.own_rates(),
                 version=self._version(),
@@ -373,8 +383,6 @@ class ChiefDecisions:
             if chief.word.written >= fit.number:
                 self._runtime.local.adopt_given()
 
-    # What is told.
-
     def _tell(self, **changes):
         self._fits.tell(**changes)
         self._store.call(self._membership.tell)
@@ -386,8 +394,6 @@ class ChiefDecisions:
 
     def _version(self):
         return int(self._store.pulled_version(0))
-
-    # What is followed.
 
     def _look(self, fit):
         """Looks at what the chief had told at this worker's last exchange.
@@ -410,26 +416,10 @@ class ChiefDecisions:
         if told.number != fit.number:
             return
         fit.told = told
-        self._compare_data(fit, told)
+        self._warned_of_data = self._warned_of_data or fit.warns_of_data(told)
         if told.stopped == fit.number:
             fit.stopped = True
             fit.model.stop_training = True
-
-    def _compare_data(self, fit, told):
-        """Warns of data that is not what the chief shares out."""
-        if self._warned_of_data or not (fit.data and told.data):
-            return
-        if fit.data == told.data:
-            return
-        self._warned_of_data = True
-        logging.warning(
-            "The first batch of the PyDataset is another one here than on the "
-            "chief. Each worker trains on every Nth batch: if they come in "
-            "another order here, some are trained on twice and others not at "
-            "all. Draw the order from the number of the epoch, so that looking "
-            "at the data (`evaluate`, `adapt`) does not change it. If the "
-            "same examples are only augmented in another way, all is well."
-        )
 
     def _chief_decides(self, fit):
         """Whether the chief is there and trains, so that this worker goes on.

@@ -3,6 +3,7 @@
 import threading
 import weakref
 
+from absl import logging
 import keras
 
 from tfdist import private_keras_calls
@@ -47,6 +48,27 @@ class FitCall:
     def model(self):
         """The `keras.Model`."""
         return self._model()
+
+    def warns_of_data(self, told):
+        """Warns of data that is not what the chief shares out.
+
+        Args:
+          told: The chief's `Word`.
+
+        Returns:
+          Whether it has.
+        """
+        if not (self.data and told.data) or self.data == told.data:
+            return False
+        logging.warning(
+            "The first batch of the PyDataset is another one here than on the "
+            "chief. Each worker trains on every Nth batch: if they come in "
+            "another order here, some are trained on twice and others not at "
+            "all. Draw the order from the number of the epoch, so that looking "
+            "at the data (`evaluate`, `adapt`) does not change it. If the "
+            "same examples are only augmented in another way, all is well."
+        )
+        return True
 
     def find_rates(self):
         """Takes note of the learning rates, when all optimizers are there."""

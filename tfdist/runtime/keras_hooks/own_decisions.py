@@ -26,7 +26,7 @@ class OwnDecisions:
         """Calls a `train_function` of Keras."""
         return call(function, *args)
 
-    def before_write(self):
+    def before_write(self, variable):
         """Does nothing."""
 
     def wait_for_word(self, find):
