@@ -57,6 +57,9 @@ class Worker:
             arrivals=arrivals,
             former=None,
             on_beat=[],
+            count_along=lambda arrivals: setattr(
+                membership, "arrivals", arrivals
+            ),
         )
         config = types.SimpleNamespace(
             worker_names=NAMES, initial_workers=3, worker_id=number
@@ -508,6 +511,42 @@ def test_calls_whose_first_step_makes_variables_are_not_passed(what):
     assert decisions.fit_number == 3
     decisions.begin_data(size=9, skips=True)
     assert model._initial_epoch == fit_progress.OVER[0]
+
+
+@pytest.mark.parametrize("finds", ["begun", "closed"])
+def test_later_calls_are_not_passed_as_the_chief_was_in_barrier_before(finds):
+    """Callbacks of calls that are passed do not come there."""
+    model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    worker, _ = comes_back(1, model)
+    decisions, at = worker.chief_decisions, getattr(fit_progress, finds)
+    worker._tables = [
+        table(*[at(2 if finds == "begun" else 1)] * 2, arrivals=4)
+    ]
+    begin(worker)
+    assert decisions.is_passed
+    decisions.begin_data(size=9, skips=True)
+    waits = decisions._turns.wait_for_chief
+
+    def wait_for_chief(reached, what):
+        # It begins its call now, or has before.
+        worker._tables = [
+            *[worker._tables[-1]] * 4,
+            table(reached, reached, arrivals=4),
+        ]
+        worker.reads = 0
+        waits(reached, what)
+
+    decisions._turns.wait_for_chief = wait_for_chief
+    for _ in range(2):
+        begin(worker)
+        assert not decisions.is_passed
+        decisions._fit.has_begun = True
+    # It has ended the last one, and waits there once more.
+    worker._tables = [table(*[fit_progress.closed(3)] * 2, arrivals=5)]
+    decisions._turns.wait_for_chief = waits
+    begin(worker)
+    assert decisions.is_passed
 
 
 def test_who_comes_late_for_the_first_time_is_in_the_others_call():

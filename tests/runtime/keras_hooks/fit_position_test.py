@@ -44,7 +44,11 @@ def never():
 def turns(worker, rows, former, initial_workers=3):
     """The `FitTurns` of a worker, with a table."""
     membership = types.SimpleNamespace(
-        fits=fit_progress.Fits(), read=lambda: rows, former=former, arrivals=0
+        fits=fit_progress.Fits(),
+        read=lambda: rows,
+        former=former,
+        arrivals=0,
+        count_along=lambda arrivals: setattr(membership, "arrivals", arrivals),
     )
     config = types.SimpleNamespace(
         worker_names=NAMES, worker_id=worker, initial_workers=initial_workers

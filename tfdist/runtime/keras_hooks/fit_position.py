@@ -73,6 +73,7 @@ class FitPosition:
 
     def _find(self, number):
         """Returns the epoch and batch where a call goes on; or `OVER`."""
+        self._turns.count_along(number)
         if self._first_call in (None, number):
             start = self._turns.position(number)
             if start != fit_progress.OVER:

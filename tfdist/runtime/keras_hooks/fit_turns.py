@@ -66,6 +66,9 @@ class FitTurns:
         self._met = 0
         # The furthest that the chief has been seen at: less is another life.
         self._furthest = 0
+        # Whether calls here have other numbers than in the script; and whether
+        # this worker's times in `barrier` have been made the others'.
+        self._has_jumped = self._counts_along = False
 
     def chief_was_seen_at(self, reached):
         """Takes note of how far the chief has come."""
@@ -95,7 +98,9 @@ class FitTurns:
         ]
         if self._worker != CHIEF:
             others = others[:1]
-        return max(number, *others)
+        latest = max(number, *others)
+        self._has_jumped |= latest > number
+        return latest
 
     def position(self, number):
         """Position of the cluster in a call of `fit`, for who comes back to it.
@@ -127,6 +132,25 @@ class FitTurns:
         if former is not None and former.state is not _NEVER_SEEN:
             places.append(_place_of(former, number))
         return max(places, default=(0, 0))
+
+    def count_along(self, number):
+        """Makes this worker's times in `barrier` those of the others; once.
+
+        In an earlier life, or before it joined, they may have been there
+        often. Called when a call of `fit` begins here.
+
+        Args:
+          number: The call's number.
+        """
+        is_first = self._is_expected() and not self._has_jumped
+        if self._counts_along or is_first:
+            return
+        rows = self._store.call(self._membership.read)[: len(self._names)]
+        for member in rows if self._worker == CHIEF else rows[:1]:
+            is_in = member.word.reached == fit_progress.begun(number)
+            if is_in and self.is_there(member):
+                self._membership.count_along(member.arrivals)
+                self._counts_along = True
 
     def _is_expected(self):
         """Whether the cluster begins with this worker, here for the first time.
@@ -193,10 +217,16 @@ class FitTurns:
           number: The call's number.
         """
         chief = self._store.call(self._membership.read)[CHIEF]
-        return (
-            chief.arrivals > self._membership.arrivals
-            and chief.word.reached < fit_progress.begun(number)
-        )
+        return self._is_awaited_by(
+            chief
+        ) and chief.word.reached < fit_progress.begun(number)
+
+    def _is_awaited_by(self, chief):
+        """Whether the chief waits for this worker in `barrier`."""
+        # Of a process that has passed calls, times there do not compare yet:
+        # their callbacks have not been there.
+        compare = self._counts_along or self._has_jumped or self._is_expected()
+        return compare and chief.arrivals > self._membership.arrivals
 
     def _counts(self, member):
         """Whether a worker trains, or has trained to the end."""
@@ -232,8 +262,7 @@ class FitTurns:
         over = (
             chief.word.reached >= reached
             or not self.is_there(chief)
-            # It waits for this worker itself.
-            or chief.arrivals > self._membership.arrivals
+            or self._is_awaited_by(chief)
             # It has been started again.
             or chief.word.reached < self._furthest
         )
