@@ -165,7 +165,8 @@ class TrainingMixin:
           by server: what neither was applied there nor dropped, because a
           server died or could not be reached in the middle of the exchange.
           Where exchanges are decided over in common, a server has applied
-          what has been accepted. `pushed` = `applied` + `dropped` +
+          what has been accepted (with `SoftSync`, also what did not fill an
+          update when training ended). `pushed` = `applied` + `dropped` +
           `elsewhere` + `lost` on each server.
         """
         self.pull()

@@ -16,7 +16,8 @@ class SoftSync(base.Synchronization):
     deep learning", IJCAI 2016, section 3. Nobody waits and nothing is
     dropped; a fast worker may contribute several gradients to one update.
     What has not filled an update when the training of all workers ends is part
-    of none. `s=1` is `Async`.
+    of none, but counts as applied in `strategy.push_counts()`.
+    `s=1` is `Async`.
 
     Args:
       s: Gradients per update, at least 1.

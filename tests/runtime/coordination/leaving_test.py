@@ -1,5 +1,6 @@
 """What a worker tells the others outside of steps, over lost servers."""
 
+import functools
 import types
 
 import pytest
@@ -65,6 +66,22 @@ def test_exception_that_ends_fit_is_told_over_the_loss_of_a_server(made):
     coordination.leave_if_over()
     coordination.leave_if_over()
     assert len(ledger.told) == 1
+
+
+def test_in_one_process_a_run_ends_with_the_outermost_call_of_fit(made):
+    """Callbacks train within one; gradients of a round that is open count."""
+    coordination, ledger = made
+    ledger.is_lost = False
+    is_over = {"outer": False, "inner": True, "next": False}
+    for name in ("outer", "inner", "inner"):
+        call = types.SimpleNamespace(
+            is_over=functools.partial(is_over.get, name)
+        )
+        coordination.watch(call)
+        assert not ledger.told
+    is_over["outer"] = ledger.is_lost = True
+    coordination.watch(types.SimpleNamespace(is_over=lambda: False))
+    assert ledger.told == [{"leaving": True}, {"joining": True}]
 
 
 def test_heartbeat_does_not_recover(made):

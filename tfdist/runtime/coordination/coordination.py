@@ -77,6 +77,8 @@ class Coordination:
         # heartbeat makes this worker leave at the end of the one before.
         self._fit = None
         self._watching = threading.RLock()
+        # All calls that have not ended: callbacks may train within one.
+        self._running = []
         # Steps that this worker had begun to send when it last found no data
         # in `fit`; None once others may expect it again.
         self._without_data = None
@@ -229,13 +231,16 @@ class Coordination:
         """Takes note of a `RunningFit`, at whose end this worker leaves."""
         with self._watching:
             before, self._fit = self._fit, call
+            self._running = [r for r in self._running if not r.is_over()]
+            is_within = bool(self._running)
+            self._running.append(call)
             self._num_fits += 1
             self._without_data = None
-        if len(self._names) == 1 and before is not None and before.is_over():
+        if len(self._names) == 1 and before is not None and not is_within:
             # No heartbeat has told so: a run ends, and another one begins.
             for ledger in self.ledgers:
-                ledger.tick(leaving=True)
-                ledger.tick(joining=True)
+                for told in ({"leaving": True}, {"joining": True}):
+                    self._store.call(functools.partial(ledger.tick, **told))
         local = self._runtime.local
         if local.keeps_own_values:
             # From now on, or what it makes of the parameters would be late.
