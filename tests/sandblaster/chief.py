@@ -122,10 +122,12 @@ class Chief:
             ),
         )
 
-    def begin(self):
+    def begin(self, **kwargs):
         names = ("variables", "settings", "untrained", "batches", "data")
         description = dict.fromkeys(names, "")
-        return self.coordinator.begin(0, description, tf.constant(START))
+        return self.coordinator.begin(
+            0, description, tf.constant(START), **kwargs
+        )
 
     def go_on(self):
         self.worker.forget()

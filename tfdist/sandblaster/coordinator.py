@@ -10,7 +10,15 @@ from tfdist.sandblaster import saved_memory
 from tfdist.sandblaster import whole_data
 
 # What is noted of each iteration.
-_NOTED = ("fit", "done", "description", "minimizer", "result", "recent")
+_NOTED = (
+    "fit",
+    "done",
+    "counted",
+    "description",
+    "minimizer",
+    "result",
+    "recent",
+)
 # Iterations whose results are kept for workers that are behind.
 _RECENT = 20
 
@@ -61,11 +69,19 @@ class Coordinator:
         self.has_begun = False
 
     @property
+    def counted(self):
+        """Iterations that the optimizer had counted before this call, an int.
+
+        As the process of the chief knew that has begun it.
+        """
+        return self._noted["counted"]
+
+    @property
     def parameters(self):
         """The parameters after the last iteration, a tensor."""
         return self._retained[1]
 
-    def begin(self, fit, description, values, loaded=None):
+    def begin(self, fit, description, values, loaded=None, counted=0):
         """Begins a call of `fit`, or goes on with one.
 
         Args:
@@ -73,6 +89,7 @@ class Coordinator:
           description: Dict that other workers compare theirs with.
           values: The model's parameters, a tensor.
           loaded: What was loaded with the model, see `saved_memory`, or None.
+          counted: Iterations that its optimizer has counted, an int.
 
         Returns:
           Whether it goes on with what another process of the chief began.
@@ -114,6 +131,7 @@ class Coordinator:
             before = {
                 "fit": fit,
                 "done": 0,
+                "counted": counted,
                 "description": description,
                 "minimizer": self._minimizer.state(),
                 "result": before.get("result"),

@@ -39,7 +39,7 @@ class MinimizingFit:
         # that the model has shown, or those that it began with.
         self._kept = None
         # Iterations that this worker has seen; those that the optimizer had
-        # counted before.
+        # counted before, on the chief that has begun the call.
         self._seen = self._before = 0
         self._is_set = False
         # Whether epochs were left out that are known from a snapshot alone.
@@ -199,7 +199,9 @@ class MinimizingFit:
                 self._description,
                 self._gradients.values(),
                 loaded,
+                self._before,
             )
+            self._before = self._coordinator.counted
             if self._needs_snapshot and not goes_on:
                 raise ValueError(
                     "Argument `snapshot_dir` of FaultTolerance must be empty, "
@@ -265,6 +267,7 @@ class MinimizingFit:
             newest = progress["result"]
             if progress["fit"] != self._number or newest is None:
                 return None
+            self._before = progress["counted"]
             self._worker.load(newest["point"], newest["evaluation"])
             # Of the second iteration after it, the vector is a trial point.
             now = self._training.progress()
