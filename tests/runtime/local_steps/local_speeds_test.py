@@ -6,6 +6,7 @@ import types
 import pytest
 import tensorflow as tf
 
+from tfdist.runtime.local_steps import local
 from tfdist.runtime.local_steps import local_speeds
 
 
@@ -68,3 +69,19 @@ def test_the_first_period_has_no_speed_and_the_next_has(speeds):
     assert ended >= began
     # It ends a moment before it is written down.
     assert speed * (ended - began) >= 9.99
+
+
+@pytest.mark.parametrize("has_steps", [False, True])
+def test_a_call_within_a_period_does_not_begin_it_anew(has_steps):
+    """As callbacks make it; its steps would have taken less time."""
+    begun = []
+    inner = types.SimpleNamespace(
+        has_steps=lambda: has_steps,
+        speeds=types.SimpleNamespace(begin=lambda: begun.append("period")),
+    )
+    worker = types.SimpleNamespace(
+        inners=[inner],
+        _communication=types.SimpleNamespace(begin_fit=lambda *args: None),
+    )
+    local.Local.watch(worker, call=None, frame=None)
+    assert begun == ([] if has_steps else ["period"])

@@ -219,8 +219,9 @@ class Local:
         """Takes note of a `RunningFit`, and of its frame."""
         self.fit = call
         for inner in self.inners:
-            if inner.speeds is not None:
-                # The time between two calls is not of the steps.
+            # The time between two calls is not of the steps. But callbacks
+            # train in the middle of a period, too.
+            if inner.speeds is not None and not inner.has_steps():
                 inner.speeds.begin()
         self._communication.begin_fit(self, frame)
 
