@@ -60,6 +60,19 @@ def test_the_chief_waits_for_all_that_are_there(caplog, notes, state, waits):
     assert ("Goes on without worker 1" in caplog.text) is waits
 
 
+def test_the_chief_remembers_who_has_ended_when_a_server_is_lost(caplog):
+    chief, other = chief_and_other(ALIVE)
+    other.note(3, False)
+    chief.wait(3)
+    chief._record.change(lambda rows, now: rows.clear())
+    chief.wait(3)
+    assert "Goes on without" not in caplog.text
+    # But not of what has begun since.
+    other.note(3, True)
+    chief.wait(3)
+    assert "Goes on without worker 1" in caplog.text
+
+
 def test_a_call_that_the_others_have_ended_is_told(caplog):
     strategy = tfdist.SandblasterStrategy()
     model = tasks.make_model(strategy)

@@ -44,6 +44,8 @@ class Followers:
         self._record = shared_record.SharedRecord(
             f"{namespace}/followers", device, here
         )
+        # As the chief has read it last: a server may lose what it held.
+        self._known = {}
         self._row = str(worker_id)
         self._others = range(1, num_workers)
         self._membership = membership
@@ -80,7 +82,7 @@ class Followers:
         gone, began, is_told = set(), time.monotonic(), False
         while True:
             gone |= set(find_absent())
-            rows = self._record.read()
+            rows = self._known = {**self._known, **self._record.read()}
             away = [
                 worker
                 for worker in self._others

@@ -583,6 +583,30 @@ def test_when_the_chief_waits_for_all_to_begin(number, reads, waits, looks):
     assert worker.reads == looks
 
 
+def test_a_call_begins_over_the_loss_of_a_server():
+    """With a look-ahead, of which the servers hold a part."""
+    worker = Worker(1, table(*[fit_progress.begun(2)] * 2))
+    store, left, done = worker.runtime.store, [True], []
+
+    def show_ahead():
+        if left.pop():
+            left.append(False)
+            raise tf.errors.AbortedError(None, None, "another life")
+        done.append("ahead")
+
+    def call(function, *args):
+        try:
+            return function(*args)
+        except tf.errors.AbortedError:
+            return function(*args)
+
+    store.call = call
+    worker.runtime.pull = lambda: None
+    worker.runtime.corrector = types.SimpleNamespace(show_ahead=show_ahead)
+    worker.chief_decisions._tell_begun(worker.begin(2))
+    assert done == ["ahead"]
+
+
 @pytest.mark.parametrize(("written", "follows"), [(0, 0), (1, 0), (2, 1)])
 def test_own_weights_follow_what_the_chief_has_set(written, follows):
     """With local steps whose workers go on from weights of their own."""
