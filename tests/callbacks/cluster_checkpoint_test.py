@@ -401,6 +401,7 @@ def _tuned(tmp_path):
     return checkpoint.resumed_epoch, traces(model)
 
 
+@pytest.mark.nightly
 def test_script_that_compiles_again_is_resumed(tmp_path):
     """In the first call the checkpoint is of an optimizer to come."""
     resumed, expected = _tuned(tmp_path)

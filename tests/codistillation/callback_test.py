@@ -62,6 +62,7 @@ def test_what_is_published_is_the_student_at_that_step():
             np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.nightly
 def test_what_is_published_are_the_parameters_where_workers_look_ahead():
     strategy = tfdist.DANAStrategy(variant="zero")
     with strategy.scope():

@@ -106,6 +106,7 @@ def test_buckets_of_a_dynamic_table_may_be_computed_in_float64(dtype):
             look_up(x)
 
 
+@pytest.mark.nightly
 def test_model_that_rounds_ids_of_a_dynamic_table_is_refused():
     with tfdist.AsyncStrategy(table_bytes=1).scope():
         inputs = keras.Input((1,))
