@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import private_keras_test
+from tests import private_keras_data_test
 from tests.private_tensorflow_test import public_names
 from tfdist import private_pipelines
 
@@ -216,7 +216,7 @@ def test_a_cached_shuffle_is_known():
 
 def test_the_stage_of_keras_with_all_arrays_is_found():
     x = np.arange(6.0, dtype=np.float32)
-    dataset = private_keras_test.adapter_of_arrays(
+    dataset = private_keras_data_test.adapter_of_arrays(
         x, x, 2, shuffle=True
     ).get_tf_dataset()
     ((found, _),) = private_pipelines.whole_arrays(dataset)

@@ -4,25 +4,18 @@ Nothing else in the package imports from `keras.src` or uses an attribute of
 Keras's that begins with an underscore; Keras's call stack is read in
 `private_keras_calls`. Each function says why the public interface does not do.
 `tests/private_keras_test.py` has a canary for each, and a name whose absence
-would go unnoticed is required here (`_require`).
+would go unnoticed is required here (`require`). Names of adapters of data are
+in `private_keras_data`.
 """
 
-from collections.abc import Callable
-from typing import Any
-from typing import NamedTuple
-
 import keras
-from keras.src.trainers.data_adapters import array_data_adapter
-from keras.src.trainers.data_adapters import array_slicing
-from keras.src.trainers.data_adapters import generator_data_adapter
-from keras.src.trainers.data_adapters import py_dataset_adapter
 import tensorflow as tf
 
 from tfdist import dynamic_subclasses
 from tfdist import private_tensorflow
 
 
-def _require(owner, *names):
+def require(owner, *names):
     """Refuses a Keras whose objects lack a private attribute.
 
     Python would set it all the same, and nothing would read it.
@@ -43,148 +36,6 @@ def _require(owner, *names):
             )
 
 
-def adapts_generator(adapter):
-    """Whether a Keras `DataAdapter` is that of a Python generator.
-
-    What it reads can be read once only, and its attribute `generator` says
-    what its data set reads. The class has no public name.
-    """
-    return isinstance(adapter, generator_data_adapter.GeneratorDataAdapter)
-
-
-def enqueuer_of(adapter):
-    """Returns the threads that read for a Keras `DataAdapter`, or None.
-
-    A `keras.utils.PyDataset` with `workers` has some. Neither they nor the
-    adapter have a public name.
-    """
-    if not isinstance(adapter, py_dataset_adapter.PyDatasetAdapter):
-        return None
-    _require(adapter, "enqueuer")
-    if adapter.enqueuer is not None:
-        _require(adapter.enqueuer, "ready_queue")
-    return adapter.enqueuer
-
-
-def adapts_py_dataset(adapter):
-    """Whether a Keras `DataAdapter` is that of a `PyDataset` that ends.
-
-    The class has no public name.
-    """
-    return (
-        isinstance(adapter, py_dataset_adapter.PyDatasetAdapter)
-        and adapter.num_batches is not None
-    )
-
-
-def batch_of(adapter, index):
-    """Returns a batch of the adapter of a `PyDataset`, as Keras trains on it.
-
-    What Keras makes of what the user returns has no public name.
-    """
-    _require(adapter, "py_dataset", "_standardize_batch")
-    return adapter._standardize_batch(adapter.py_dataset[index])
-
-
-def py_dataset_of(adapter):
-    """Returns the `PyDataset` of its adapter, which has no public name."""
-    _require(adapter, "py_dataset")
-    return adapter.py_dataset
-
-
-class ShuffledArrays(NamedTuple):
-    """The arrays of a Keras adapter that shuffles them.
-
-    Attributes:
-      take: Callable of the numbers of examples, and of all arrays as they are
-        in the pipeline; returns a batch.
-      size: Number of examples.
-      batch_size: Examples of a batch; the last one may have fewer.
-      within_batches: Whether only each batch is shuffled.
-    """
-
-    take: Callable[..., Any]
-    size: int
-    batch_size: int
-    within_batches: bool
-
-
-def shuffled_arrays(adapter):
-    """Returns the `ShuffledArrays` of a Keras `DataAdapter`, or None.
-
-    None if it has no arrays, or does not shuffle them. Neither the adapter nor
-    what it makes of arrays, sparse ones among them, has a public name.
-    """
-    if not isinstance(adapter, array_data_adapter.ArrayDataAdapter):
-        return None
-    _require(adapter, "_num_samples", "_batch_size", "_shuffle")
-    if not adapter._shuffle:
-        return None
-
-    def take_one(array, numbers):
-        if isinstance(array, array_slicing.TensorflowSparseWrapper):
-            return array_slicing.slice_tensorflow_sparse_wrapper(array, numbers)
-        if isinstance(array, (list, tuple, dict)):
-            return None  # To be looked into.
-        return tf.gather(array, numbers) if tf.is_tensor(array) else array
-
-    return ShuffledArrays(
-        lambda numbers, whole: keras.tree.traverse(
-            lambda array: take_one(array, numbers), whole
-        ),
-        adapter._num_samples,
-        adapter._batch_size,
-        adapter._shuffle == "batch",
-    )
-
-
-class _Share:
-    """A mixin: a `DataAdapter` of which Keras iterates over a part."""
-
-    num_batches = property(lambda self: self._tfdist_num_batches)
-
-
-def set_num_batches(adapter, number):
-    """Makes Keras begin the data again after another number of batches.
-
-    With `steps_per_epoch`, `fit` goes on with the data of the epoch before
-    until it has seen as many batches as the adapter says. Adapters have no
-    public name, and no setter.
-
-    Args:
-      adapter: A Keras `DataAdapter` that knows its number of batches.
-      number: Batches of the part that Keras iterates over.
-    """
-    _require(adapter, "num_batches")
-    adapter._tfdist_num_batches = number
-    dynamic_subclasses.specialize(adapter, _Share)
-
-
-def shuffles_batches(adapter):
-    """Whether Keras draws the order of the batches of a `PyDataset`.
-
-    It does so from Python's own random numbers. The argument of `fit` becomes
-    an attribute of the adapter, which has no public name.
-    """
-    _require(adapter, "shuffle")
-    return bool(adapter.shuffle)
-
-
-def read_in_order_of(adapter, make):
-    """Has Keras's threads read a `PyDataset` through another one, in order.
-
-    They have their own copies of what the adapter holds, without public names.
-
-    Args:
-      adapter: The adapter, with its threads.
-      make: Callable of the `PyDataset` that makes the other one.
-    """
-    _require(adapter, "py_dataset", "shuffle")
-    _require(adapter.enqueuer, "py_dataset", "shuffle")
-    adapter.py_dataset = adapter.enqueuer.py_dataset = make(adapter.py_dataset)
-    adapter.shuffle = adapter.enqueuer.shuffle = False
-
-
 def sublayers(layer):
     """The layers that are direct parts of a Keras layer, in order.
 
@@ -200,7 +51,7 @@ def own_metrics(layer):
     `metrics` of a model has also the ones that it is compiled with, and those
     of its layers.
     """
-    _require(layer, "_metrics")
+    require(layer, "_metrics")
     return list(layer._metrics)
 
 
@@ -214,7 +65,7 @@ def counter_of(optimizer):
       The `keras.Variable`, and how many batches an update has, an int.
     """
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    _require(optimizer, "_iterations")
+    require(optimizer, "_iterations")
     return optimizer._iterations, optimizer.gradient_accumulation_steps or 1
 
 
@@ -228,7 +79,7 @@ def move_variable(variable, device):
     Keras's optimizers know variables (their slots, exclusion from weight
     decay) by a private name of the `tf.Variable`, which the new one takes over.
     """
-    _require(variable, "_value")
+    require(variable, "_value")
     value = variable.value
     if hasattr(value, "move_replica"):
         # A worker's replica of what is on a server.
@@ -243,7 +94,7 @@ def move_variable(variable, device):
             synchronization=value.synchronization,
             aggregation=value.aggregation,
         )
-    _require(moved, "_unique_id")
+    require(moved, "_unique_id")
     moved._unique_id = value._unique_id
     variable._value = moved
     private_tensorflow.empty_variable(value.handle, value.dtype)
@@ -254,7 +105,7 @@ def set_initial_epoch(model, epoch):
 
     Its own `BackupAndRestore` does so; there is no public name for it.
     """
-    _require(model, "_initial_epoch")
+    require(model, "_initial_epoch")
     model._initial_epoch = epoch
 
 
@@ -263,7 +114,7 @@ def initial_epoch_of(model):
 
     There is no public name for it.
     """
-    _require(model, "_initial_epoch")
+    require(model, "_initial_epoch")
     return model._initial_epoch
 
 
@@ -341,7 +192,7 @@ def loss_tracker(model):
     Args:
       model: A compiled `keras.Model`.
     """
-    _require(model, "_loss_tracker")
+    require(model, "_loss_tracker")
     return model._loss_tracker
 
 
@@ -464,7 +315,7 @@ def learning_rate_schedule(optimizer):
 
     The public `learning_rate` is a number, with a schedule or without.
     """
-    _require(optimizer, "_learning_rate")
+    require(optimizer, "_learning_rate")
     rate = optimizer._learning_rate
     schedule = keras.optimizers.schedules.LearningRateSchedule
     return rate if isinstance(rate, schedule) else None
@@ -478,7 +329,7 @@ def learning_rate_variable(optimizer):
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if inner is None:
         return None
-    _require(inner, "_learning_rate")
+    require(inner, "_learning_rate")
     rate = inner._learning_rate
     return rate if isinstance(rate, keras.Variable) else None
 
@@ -500,5 +351,5 @@ def trained_by(optimizer):
     `apply` may be called without them, and they have no public name.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    _require(inner, "_trainable_variables")
+    require(inner, "_trainable_variables")
     return list(inner._trainable_variables)

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.data_shares import portion_reader_test
-from tests.private_keras_test import adapter_of_arrays
+from tests.private_keras_data_test import adapter_of_arrays
 from tfdist.data_shares import arrays
 from tfdist.data_shares import portion_reader
 from tfdist.data_shares import shares

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests import laws
-from tfdist import private_keras
+from tfdist import private_keras_data
 from tfdist import private_pipelines
 from tfdist.data_shares import fresh_pipelines
 from tfdist.data_shares import portion_reader
@@ -136,7 +136,7 @@ def test_what_has_none_is_refused(arguments, message):
     ],
 )
 def test_kinds_that_are_refused(monkeypatch, question, message):
-    monkeypatch.setattr(private_keras, question, lambda adapter: True)
+    monkeypatch.setattr(private_keras_data, question, lambda adapter: True)
     with pytest.raises(ValueError, match=message):
         check()
 

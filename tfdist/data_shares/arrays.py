@@ -9,7 +9,7 @@ import zlib
 
 import tensorflow as tf
 
-from tfdist import private_keras
+from tfdist import private_keras_data
 from tfdist import private_pipelines
 
 
@@ -28,7 +28,7 @@ def maker(dataset, adapter, call):
       A callable of the number of shares and the one that is made, which
       returns a `tf.data.Dataset`; None where Keras shuffles no arrays.
     """
-    arrays = private_keras.shuffled_arrays(adapter)
+    arrays = private_keras_data.shuffled_arrays(adapter)
     if arrays is None:
         return None
     whole = private_pipelines.whole_arrays(dataset).repeat()

@@ -8,7 +8,7 @@ import functools
 
 import tensorflow as tf
 
-from tfdist import private_keras
+from tfdist import private_keras_data
 from tfdist import private_pipelines
 from tfdist.data_shares import arrays
 from tfdist.data_shares import fresh_pipelines
@@ -44,9 +44,9 @@ def check(dataset, adapter, steps_per_epoch, workers):
             f"steps_per_epoch={steps_per_epoch}"
         )
     kind = None
-    if private_keras.adapts_generator(adapter):
+    if private_keras_data.adapts_generator(adapter):
         kind = "a Python generator"
-    elif private_keras.adapts_py_dataset(adapter):
+    elif private_keras_data.adapts_py_dataset(adapter):
         kind = "a keras.utils.PyDataset"
     elif adapter.num_batches is None:
         kind = "a data set of unknown or infinite cardinality"

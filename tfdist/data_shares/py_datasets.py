@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist import private_keras
+from tfdist import private_keras_data
 
 # By `DataAdapter`: the orders of its batches.
 _orders = weakref.WeakKeyDictionary()
@@ -32,19 +32,19 @@ def in_agreed_order(dataset, adapter, call, reads_alone):
     Returns:
       A `tf.data.Dataset`.
     """
-    if not private_keras.shuffles_batches(adapter):
+    if not private_keras_data.shuffles_batches(adapter):
         return dataset
     orders = _orders[adapter] = _Orders(adapter.num_batches, call)
-    threads = private_keras.enqueuer_of(adapter)
+    threads = private_keras_data.enqueuer_of(adapter)
     if threads is not None and not reads_alone:
-        private_keras.read_in_order_of(
+        private_keras_data.read_in_order_of(
             adapter, lambda batches: _Reordered(batches, orders)
         )
         return dataset
 
     def generate():
         for index in orders.draw():
-            yield private_keras.batch_of(adapter, index)
+            yield private_keras_data.batch_of(adapter, index)
 
     ordered = tf.data.Dataset.from_generator(
         generate, output_signature=dataset.element_spec
@@ -61,9 +61,9 @@ def leave_out(adapter, epochs):
       adapter: The Keras `DataAdapter`.
       epochs: How many epochs are left out.
     """
-    if not epochs or not private_keras.adapts_py_dataset(adapter):
+    if not epochs or not private_keras_data.adapts_py_dataset(adapter):
         return
-    batches = private_keras.py_dataset_of(adapter)
+    batches = private_keras_data.py_dataset_of(adapter)
     for _ in range(epochs):
         batches.on_epoch_begin()
         batches.on_epoch_end()
@@ -81,7 +81,7 @@ def checksum(adapter):
       A positive int of 32 bits.
     """
     number = 0
-    for part in keras.tree.flatten(private_keras.batch_of(adapter, 0)):
+    for part in keras.tree.flatten(private_keras_data.batch_of(adapter, 0)):
         if hasattr(part, "__array__"):
             part = np.asarray(part)
             content = part.tobytes() if part.dtype != object else b""
@@ -159,7 +159,7 @@ class Readers:
 
     def __init__(self, adapter, steps_per_epoch=None, number=1):
         self._adapter = adapter
-        self._enqueuer = private_keras.enqueuer_of(adapter)
+        self._enqueuer = private_keras_data.enqueuer_of(adapter)
         if self._enqueuer is None:
             return
         adapter.enqueuer = None

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdist import private_keras
 from tfdist import private_keras_calls
+from tfdist import private_keras_data
 from tfdist import private_pipelines
 from tfdist import private_tensorflow
 from tfdist import quiet
@@ -101,7 +102,7 @@ def distribute(
             left_out = begin(
                 size,
                 not steps_per_epoch
-                and not private_keras.adapts_generator(adapter),
+                and not private_keras_data.adapts_generator(adapter),
             )
             py_datasets.leave_out(adapter, left_out[0])
             if number > 1:
@@ -133,7 +134,7 @@ class _Passed:
 
     def __call__(self):
         epoch = private_keras.initial_epoch_of(self._model)
-        if epoch is None or private_keras.adapts_generator(self._adapter):
+        if epoch is None or private_keras_data.adapts_generator(self._adapter):
             return self._known
         passed = max(self._known, epoch - self._first)
         py_datasets.leave_out(self._adapter, passed - self._known)
@@ -167,9 +168,9 @@ def _share_out(dataset, config, adapter, call, steps_per_epoch, compare):
     # Where there are more places, all are seeded alike.
     if number == 1 and config.num_workers == 1:
         return dataset
-    if private_keras.adapts_generator(adapter):
+    if private_keras_data.adapts_generator(adapter):
         return generators.share(dataset, adapter, number, mine)
-    if private_keras.adapts_py_dataset(adapter):
+    if private_keras_data.adapts_py_dataset(adapter):
         compare(lambda: py_datasets.checksum(adapter))
         dataset = py_datasets.in_agreed_order(
             dataset, adapter, call, reads_alone=bool(steps_per_epoch)
@@ -214,7 +215,9 @@ def _share_out(dataset, config, adapter, call, steps_per_epoch, compare):
         size = cardinality // number + (mine < cardinality % number)
         shared = shared.apply(tf.data.experimental.assert_cardinality(size))
     if adapter is not None and count and steps_per_epoch:
-        private_keras.set_num_batches(adapter, _size(adapter, number, mine))
+        private_keras_data.set_num_batches(
+            adapter, _size(adapter, number, mine)
+        )
     return _with_policy(shared, _AutoShardPolicy.OFF)
 
 
