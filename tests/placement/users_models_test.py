@@ -1,5 +1,6 @@
 """Models as users have them: what a fresh pair of eyes saw go wrong."""
 
+import contextlib
 import pickle
 
 import keras
@@ -216,6 +217,23 @@ def test_a_placement_that_moves_nothing_needs_no_servers():
             elsewhere, _ = zoo.build("mlp")
     with pytest.raises(ValueError, match='parameter servers or .*"ring"'):
         placement.place(elsewhere, {"*": "CPU:0"})
+
+
+def test_a_placed_model_trains_with_servers_as_without():
+    """Strategies guard its training steps, which placed models must bear."""
+    x, y = zoo.data("mlp", 8)
+    found = []
+    for scope in (contextlib.nullcontext(), tfdist.AsyncStrategy().scope()):
+        keras.utils.set_random_seed(3)
+        with scope:
+            model, where = zoo.build("mlp")
+            placement.place(model, where)
+            model.compile("sgd", "sparse_categorical_crossentropy")
+        for _ in range(2):
+            model.fit(x, y, batch_size=4, shuffle=False, verbose=0)
+        found.append(model.get_weights())
+    for first, second in zip(*found, strict=True):
+        np.testing.assert_allclose(first, second, rtol=1e-6)
 
 
 def test_a_placed_model_can_be_pickled():

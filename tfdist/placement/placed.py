@@ -127,9 +127,9 @@ class PlacedLayer:
     def __call__(self, *args, **kwargs):
         device = getattr(_instead, "device", None) or layers.device_of(self)
         with kernels_of(self, device):
-            return self._tfdist_call(device, args, kwargs)
+            return self._tfdist_run_on(device, args, kwargs)
 
-    def _tfdist_call(self, device, args, kwargs):
+    def _tfdist_run_on(self, device, args, kwargs):
         if tf.executing_eagerly():
             with tf.device(device) if device else contextlib.nullcontext():
                 return super().__call__(*args, **kwargs)
