@@ -271,6 +271,17 @@ def test_blocks_on_shared_devices_train_as_on_their_own():
     )
 
 
+# Older versions of Keras do not have it.
+SEVERAL = [
+    (
+        {"optimizer": getattr(keras.optimizers, name)(lambda _: None)},
+        f"must not be {name}",
+    )
+    for name in ["MultiOptimizer"]
+    if hasattr(keras.optimizers, name)
+]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -285,10 +296,7 @@ def test_blocks_on_shared_devices_train_as_on_their_own():
             "smoothed gradient.*SGD with momentum=0.0",
         ),
         ({"optimizer": keras.optimizers.Nadam()}, "must not be Nadam"),
-        (
-            {"optimizer": keras.optimizers.MultiOptimizer(lambda _: None)},
-            "must not be MultiOptimizer",
-        ),
+        *SEVERAL,
         (
             {"optimizer": keras.optimizers.SGD(global_clipnorm=1.0)},
             "`global_clipnorm` of the optimizer must be None.*Received: .*=1.0",
@@ -317,10 +325,8 @@ def test_what_cannot_be_right_is_refused(changes, message):
     optimizer = options.pop("optimizer", "sgd")
     stages = stages_lib.split(model, ["b", "c"], ["CPU:0"] * 3)
     model.compile(optimizer, options.pop("loss", "mse"))
-    kind = type(model.optimizer)
     with pytest.raises(ValueError, match=message):
         asynchronous.AsynchronousPipeline(model, stages, **options)
-    assert type(model.optimizer) is kind
 
 
 def test_tied_weights_of_different_stages_are_refused():

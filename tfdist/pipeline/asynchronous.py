@@ -48,7 +48,6 @@ from tfdist.pipeline import schedules
 from tfdist.pipeline import stashing
 from tfdist.pipeline import ticks
 from tfdist.pipeline import updates
-from tfdist.placement import placed
 
 
 class AsynchronousPipeline:
@@ -98,8 +97,6 @@ class AsynchronousPipeline:
         self._reduction = "mean"
         if self._batched:
             self._reduction = losses.reduction_of(model)
-        # Last of all: an optimizer that is refused stays as it was.
-        placed.put_optimizers(model)
         # By kind of data: with or without sample weights, of which shapes.
         self._ticks = {}
         with tf.init_scope(), tf.device("CPU:0"):

@@ -10,22 +10,21 @@ its own count.
 import keras
 import tensorflow as tf
 
-SHARED = (
-    (keras.optimizers.LossScaleOptimizer, "its scale belongs to all weights"),
-    (keras.optimizers.Nadam, "its product of momenta belongs to all weights"),
-)
-if hasattr(keras.optimizers, "Muon"):
-    SHARED += (
-        (keras.optimizers.Muon, "it tells weights by names of all of them"),
-    )
-if hasattr(keras.optimizers, "MultiOptimizer"):
-    SHARED += (
+# Optimizers with something that all updates of a step share, and what that is.
+# Older versions of Keras have the first two alone.
+SHARED = {
+    getattr(keras.optimizers, name): reason
+    for name, reason in (
+        ("LossScaleOptimizer", "its scale belongs to all weights"),
+        ("Nadam", "its product of momenta belongs to all weights"),
+        ("Muon", "it tells weights by names of all of them"),
         (
-            keras.optimizers.MultiOptimizer,
+            "MultiOptimizer",
             "each of its optimizers counts updates of weights of all stages",
         ),
     )
-"""Optimizers with something that all updates of a step share."""
+    if hasattr(keras.optimizers, name)
+}
 
 
 def check(optimizer):
@@ -44,7 +43,7 @@ def check(optimizer):
             f"compile the model with one. Received: optimizer={optimizer!r}"
         )
     name = type(optimizer).__name__
-    for kind, reason in SHARED:
+    for kind, reason in SHARED.items():
         if isinstance(optimizer, kind):
             raise ValueError(
                 f"Argument `optimizer` must not be {kind.__name__} in a "
