@@ -218,19 +218,13 @@ def _shared_keys(loss, y, y_pred):
 
 def _check_unpaired(loss):
     """Refuses a loss, given it is not known what, that may not be right."""
-    if not _is_keras(loss):
-        raise ValueError(
-            f"The loss {loss!r} is a function, and with this schedule "
-            "it must be clear which target and output it is given: give "
-            "loss, y and outputs the same structure, or use "
-            "schedule='gpipe'."
-        )
-    over_all = (
-        isinstance(loss, (keras.losses.Dice, keras.losses.Tversky))
+    may_be_over_all = (
+        not _is_keras(loss)
+        or isinstance(loss, (keras.losses.Dice, keras.losses.Tversky))
         or loss in (keras.losses.dice, keras.losses.tversky)
         or getattr(loss, "ignore_class", None) is not None
     )
-    if over_all:
+    if may_be_over_all:
         raise ValueError(
             f"The loss {loss!r} may give one number for a micro-batch, and "
             "with this schedule it must be clear which target and output it "
