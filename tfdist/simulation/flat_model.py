@@ -4,11 +4,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist import one_replica
 from tfdist.simulation.codec_runs import CodecRuns
 from tfdist.simulation.compiled import Compiled
 from tfdist.simulation.gradients import Gradients
-from tfdist.simulation.gradients import taken_as_they_are
+from tfdist.simulation.gradients import apply
 
 # Sizes in which gradients are computed together, each a trace.
 _CHUNKS = (64, 16, 4, 1)
@@ -175,11 +174,9 @@ class FlatModel:
         ):
             variable.assign(value)
         rate = keras.ops.convert_to_tensor(optimizer.learning_rate)
-        with (
-            taken_as_they_are(optimizer, clips=self._clips_means),
-            one_replica.stepping(),
-        ):
-            optimizer.apply(self._unpacked(gradient), parameters)
+        apply(
+            optimizer, self._unpacked(gradient), parameters, self._clips_means
+        )
         return (
             _packed([variable.value for variable in parameters]),
             [tf.identity(variable.value) for variable in optimizer.variables],

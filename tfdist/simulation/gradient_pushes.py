@@ -3,11 +3,10 @@
 import numpy as np
 import tensorflow as tf
 
-from tfdist import one_replica
 from tfdist.simulation.actions import LogEntry
 from tfdist.simulation.compiled import Compiled
 from tfdist.simulation.gradients import Gradients
-from tfdist.simulation.gradients import taken_as_they_are
+from tfdist.simulation.gradients import apply
 from tfdist.simulation.server import Push
 
 # Sizes in which gradients are computed together, each a trace.
@@ -137,8 +136,7 @@ class GradientPushes:
 
     def apply(self, gradients):
         """Builds what servers do with gradients of an update, a list."""
-        with taken_as_they_are(self.optimizer), one_replica.stepping():
-            self.optimizer.apply(gradients, self.parameters)
+        apply(self.optimizer, gradients, self.parameters)
 
     def settle(self, server):
         """Brings the model up to date; its parameters are the server's."""

@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import compute_loss
+from tfdist import one_replica
 
 
 class Gradients:
@@ -137,16 +138,25 @@ def _clipping(optimizer):
     return lambda gradients: gradients
 
 
-@contextlib.contextmanager
-def taken_as_they_are(optimizer, clips=False):
-    """Scope in which an optimizer does not unscale or clip gradients.
+def apply(optimizer, gradients, parameters, clips=False):
+    """Builds a step of an optimizer with gradients as they are.
 
     They come from unscaled losses, and are clipped where they are computed.
 
     Args:
       optimizer: The Keras optimizer.
+      gradients: One per parameter; a list of tensors, `tf.IndexedSlices` or
+        None.
+      parameters: List of trainable variables.
       clips: Whether it clips all the same.
     """
+    with _taken_as_they_are(optimizer, clips), one_replica.stepping():
+        optimizer.apply(gradients, parameters)
+
+
+@contextlib.contextmanager
+def _taken_as_they_are(optimizer, clips):
+    """Scope in which it does not unscale gradients, nor clip unless told to."""
     names = ["loss_scale_factor"]
     if not clips:
         names += ["clipnorm", "global_clipnorm", "clipvalue"]

@@ -4,12 +4,11 @@ import dataclasses
 
 import tensorflow as tf
 
-from tfdist import one_replica
 from tfdist.averaging.base import Pushed
 from tfdist.averaging.base import is_momentum
 from tfdist.simulation.compiled import Compiled
 from tfdist.simulation.gradients import Gradients
-from tfdist.simulation.gradients import taken_as_they_are
+from tfdist.simulation.gradients import apply
 
 # Workers are seeded alike, and are not to draw the same dropout masks.
 _SEED_STRIDE = 1_000_003
@@ -184,8 +183,7 @@ class VirtualLocalSteps:
                     else total + tf.convert_to_tensor(gradient)
                     for total, gradient in zip(accrued, gradients, strict=True)
                 ]
-            with taken_as_they_are(self._optimizer), one_replica.stepping():
-                self._optimizer.apply(gradients, self._parameters)
+            apply(self._optimizer, gradients, self._parameters)
             losses = losses.write(done, tf.cast(loss, tf.float32))
             point = weights if self._needs_points else point
             return done + 1, point, after, accrued, losses
