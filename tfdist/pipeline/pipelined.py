@@ -207,7 +207,6 @@ def devices_of(stages, devices=None):
         names = [stages_lib.resolve(device) for device in devices]
         return [name[0] if len(name) == 1 else name for name in names]
     known = devices_lib.of_this_process()
-    known = [name for name in known if ":GPU:" in name] or known
     if len(known) < num_stages:
         raise ValueError(
             f"{num_stages} stages need as many devices, and there are "

@@ -14,6 +14,8 @@ to the old value.
 import tensorflow as tf
 
 from tfdist import private_tensorflow
+from tfdist.pipeline import stages
+from tfdist.placement import devices
 
 
 class Staging:
@@ -101,9 +103,4 @@ def waiting_place(device, dtype):
     Returns:
       A full name: `device`, or the processor of the same task.
     """
-    if dtype.is_floating:
-        return device
-    spec = tf.DeviceSpec.from_string(device)
-    if spec.device_type == "CPU":
-        return device
-    return spec.replace(device_type="CPU", device_index=0).to_string()
+    return device if stages.has_gradient(dtype) else devices.cpu_of(device)

@@ -110,9 +110,7 @@ def layers_of(found):
 
 def _names(devices):
     if devices is None:
-        known = devices_lib.of_this_process()
-        gpus = [name for name in known if ":GPU:" in name]
-        return gpus or [name for name in known if ":CPU:" in name]
+        return devices_lib.of_this_process()
     if isinstance(devices, str) or not isinstance(
         devices, collections.abc.Iterable
     ):

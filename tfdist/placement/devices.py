@@ -37,17 +37,22 @@ def available():
 
 
 def of_this_process():
-    """Full names of the logical devices of this process alone, a list.
+    """Full names of this process's own GPUs, or of its CPUs if it has none.
 
     A process with parameter servers or helpers is connected to theirs, too.
+
+    Returns:
+      A list of strings, the logical devices.
     """
     own = _own()
     specs = [(name, tf.DeviceSpec.from_string(name)) for name in available()]
-    return [
+    known = [
         name
         for name, spec in specs
         if (spec.job, spec.task) == (own.job, own.task)
     ]
+    gpus = [name for name in known if ":GPU:" in name]
+    return gpus or [name for name in known if ":CPU:" in name]
 
 
 def default():
@@ -161,8 +166,20 @@ def of_variable(device, dtype):
     Returns:
       A full name.
     """
+    return cpu_of(device) if dtype in (tf.int32, tf.string) else device
+
+
+def cpu_of(device):
+    """The first CPU of a device's task, or the device if it is a CPU.
+
+    Args:
+      device: A full name of a device.
+
+    Returns:
+      A full name.
+    """
     spec = tf.DeviceSpec.from_string(device)
-    if spec.device_type == "CPU" or dtype not in (tf.int32, tf.string):
+    if spec.device_type == "CPU":
         return device
     return spec.replace(device_type="CPU", device_index=0).to_string()
 
