@@ -80,7 +80,7 @@ def test_bytes_are_those_of_the_simulator():
     assert result.pull_bytes == result.push_bytes == 4 * (trainable + 16)
     for servers in (1, 3):
         assert result.traffic(Method(), servers) == traffic.of_exchanges(
-            model, Method(), servers
+            model, Method(), servers, set()
         )
 
 

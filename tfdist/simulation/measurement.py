@@ -186,7 +186,7 @@ def measure(
         )
     if step_seconds is not None:
         compute, whole = [step_seconds], [step_seconds]
-    fixed = traffic.fixed(model, data)
+    fixed = traffic.fixed_places(model, data)
     return Measurement(
         batch_size=batch_size,
         compute_seconds=compute,

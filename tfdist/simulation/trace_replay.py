@@ -105,7 +105,7 @@ def replay(
         servers = set(by_variable)
     source = RecordedSchedule(method, trace, shares, servers)
     push, pull = traffic.of_exchanges(
-        model, method, trace.num_servers, traffic.fixed(model, data)
+        model, method, trace.num_servers, traffic.fixed_places(model, data)
     )
     return training_loop.train(
         source,

@@ -8,7 +8,7 @@ from tfdist.simulation.gradients import num_bytes
 from tfdist.simulation.virtual_local_steps import slots_of
 
 
-def fixed(model, data):
+def fixed_places(model, data):
     """Variables that no step changes, so that exchanges do not bring them.
 
     Frozen weights, and statistics that frozen layers or `Normalization` keep.
@@ -31,7 +31,7 @@ def fixed(model, data):
     }
 
 
-def of_exchanges(model, method, num_servers, fixed=()):
+def of_exchanges(model, method, num_servers, fixed):
     """Bytes of a push and of a pull, by server.
 
     Args:
