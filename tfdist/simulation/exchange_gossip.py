@@ -46,8 +46,6 @@ class _Player(Player):
         self._weights[worker], _ = self.step_of(
             worker, self._weights[worker], gradient
         )
-        # No update is sent, so that none is late.
-        job.staleness = 0
         self.run.updated()
         if len(self.workers) == 1:
             self._end(job)
