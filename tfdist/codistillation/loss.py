@@ -15,17 +15,17 @@ ACTIVATIONS = ("softmax", "sigmoid")
 
 # Keras's losses -> what codistillation adds to each by default.
 _CLASSES = {
-    "CategoricalCrossentropy": "softmax",
-    "CategoricalFocalCrossentropy": "softmax",
-    "SparseCategoricalCrossentropy": "softmax",
-    "BinaryCrossentropy": "sigmoid",
-    "BinaryFocalCrossentropy": "sigmoid",
+    keras.losses.CategoricalCrossentropy: "softmax",
+    keras.losses.CategoricalFocalCrossentropy: "softmax",
+    keras.losses.SparseCategoricalCrossentropy: "softmax",
+    keras.losses.BinaryCrossentropy: "sigmoid",
+    keras.losses.BinaryFocalCrossentropy: "sigmoid",
 }
 _REGRESSION = (
-    "Huber",
-    "LogCosh",
-    "MeanAbsoluteError",
-    "MeanSquaredError",
+    keras.losses.Huber,
+    keras.losses.LogCosh,
+    keras.losses.MeanAbsoluteError,
+    keras.losses.MeanSquaredError,
 )
 
 
@@ -226,15 +226,10 @@ def suited_to(loss):
     Raises:
       ValueError: There is none that would suit for certain.
     """
-    found = _keras_loss(loss)
-    if found is not None:
-        name = type(found).__name__
-    elif isinstance(loss, str):
-        name = loss
-    else:
-        name = getattr(loss, "__name__", None) or type(loss).__name__
+    found = _as_object(loss)
+    kind = type(found)
     why = "cannot be told"
-    if found is not None and (name in _CLASSES or name in _REGRESSION):
+    if kind in _CLASSES or kind in _REGRESSION:
         config = found.get_config()
         reduction = config.get("reduction", "sum_over_batch_size")
         if config.get("ignore_class") is not None:
@@ -245,15 +240,19 @@ def suited_to(loss):
             )
         elif config.get("axis", -1) != -1:
             why = f"cannot be told: classes are axis {config['axis']}, not -1"
-        elif name in _REGRESSION:
+        elif kind in _REGRESSION:
             return CodistillationLoss("mean_squared_error", reduction=reduction)
         else:
             return CodistillationLoss(
                 "cross_entropy",
-                activation=_CLASSES[name],
+                activation=_CLASSES[kind],
                 from_logits=config.get("from_logits", False),
                 reduction=reduction,
             )
+    if isinstance(found, keras.losses.Loss):
+        name = kind.__name__
+    else:
+        name = getattr(found, "__name__", found)
     raise ValueError(
         f"Which loss of codistillation suits the loss {name!r} that the model "
         f"is compiled with {why}. Say so: "
@@ -261,21 +260,20 @@ def suited_to(loss):
     )
 
 
-def _keras_loss(loss):
-    """The loss of Keras itself that `loss` is or names, else None."""
+def _as_object(loss):
+    """The loss that a name or a function of Keras's means, else what came."""
     try:
         found = keras.losses.get(loss) if isinstance(loss, str) else loss
-        if not isinstance(found, keras.losses.Loss):
-            if getattr(keras.losses, found.__name__, None) is not found:
-                return None
-            # Functions have the names of classes in another spelling.
-            found = keras.losses.get(
-                {"class_name": _class_name(found.__name__), "config": {}}
-            )
+        if isinstance(found, keras.losses.Loss):
+            return found
+        if getattr(keras.losses, found.__name__, None) is not found:
+            return loss
+        # Functions have the names of classes in another spelling.
+        return keras.losses.get(
+            {"class_name": _class_name(found.__name__), "config": {}}
+        )
     except (AttributeError, TypeError, ValueError):
-        return None
-    name = type(found).__name__
-    return found if getattr(keras.losses, name, None) is type(found) else None
+        return loss
 
 
 def _class_name(name):
