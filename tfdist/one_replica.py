@@ -49,7 +49,13 @@ class OneReplicaExtended(tf.compat.v1.distribute.StrategyExtended):
 
     What a strategy does with variables, steps and updates is up to those that
     derive from it.
+
+    Attributes:
+      lets_variables_move: Whether variables may be put on other devices when
+        they have been made.
     """
+
+    lets_variables_move = True
 
     # Variables.
 

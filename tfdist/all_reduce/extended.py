@@ -30,6 +30,8 @@ class AllReduceExtended(one_replica.WorkerExtended):
       device: Of this worker.
     """
 
+    lets_variables_move = False
+
     def __init__(self, container_strategy, make_engine, device):
         self.engine = make_engine(container_strategy)
         super().__init__(container_strategy, device, self.engine.is_chief)

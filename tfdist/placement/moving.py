@@ -3,6 +3,7 @@
 import keras
 import tensorflow as tf
 
+from tfdist import one_replica
 from tfdist import private_keras
 from tfdist.placement import devices
 from tfdist.placement import layers
@@ -39,19 +40,18 @@ def check(model, chosen):
         and stays on the device on which TensorFlow runs what has none.
     """
     strategy = private_keras.strategy_of(model)
-    module = type(getattr(strategy, "extended", None)).__module__
     if not strategy:
         return
-    if module.startswith("tfdist.all_reduce."):
-        if _stays(model, chosen):
-            return
-    elif module.startswith("tfdist."):
+    extended = strategy.extended
+    if isinstance(extended, one_replica.OneReplicaExtended) and (
+        extended.lets_variables_move or _stays(model, chosen)
+    ):
         return
     raise ValueError(
         f"Model {model.name!r} belongs to a tf.distribute strategy, "
         f"{type(strategy).__name__}, which decides where its variables are: "
-        "make it without one, or under one of tfdist's with parameter servers "
-        'or communication="ring".'
+        "make it without one, or under one of tfdist's with parameter "
+        'servers or communication="ring", or PipelineStrategy.'
     )
 
 
