@@ -27,6 +27,7 @@ from tfdist.simulation.network import Network
 from tfdist.simulation.results import ONE_MACHINE
 from tfdist.simulation.results import Comparison
 from tfdist.simulation.simulate import simulate
+from tfdist.strategies import registry
 
 
 def compare(
@@ -212,7 +213,7 @@ def with_momentum(strategy, momentum):
 
     Returns:
       A `Method`, not resolved, and a float. DANA takes all of it; unless it
-      came as a text without `momentum=`, it has its own.
+      is that of a text without `momentum=`, it has its own.
 
     Raises:
       TypeError: It is no method.
@@ -222,10 +223,18 @@ def with_momentum(strategy, momentum):
     as_exchange(method)  # Refuses what is not simulated.
     if method.correction is None or not method.correction.has_momentum:
         return method, momentum or 0.0
-    if isinstance(strategy, str) and momentum is not None:
-        if not re.search(r"\bmomentum=", strategy):
+    if momentum is not None and _is_named(method):
+        if not re.search(r"\bmomentum=", method.name):
             method = method.with_momentum(float(momentum))
     return method, 0.0
+
+
+def _is_named(method):
+    """Whether a method is what its name, as a text, says."""
+    try:
+        return registry.method(method.name) == method
+    except ValueError:
+        return False
 
 
 def check_fits(method, num_workers, model=None):

@@ -11,7 +11,6 @@ from tfdist.simulation.comparison import compare
 from tfdist.simulation.compute import Constant
 from tfdist.simulation.results import ONE_MACHINE
 from tfdist.simulation.results import Comparison
-from tfdist.strategies import registry
 
 MOST_METHODS = 3
 """Methods that are trained at most: the recommended one and the fastest."""
@@ -76,7 +75,7 @@ def learn(
     return compare(
         model_fn_of,
         dataset,
-        [_as_given(advice.methods[p.method]) for p in trained],
+        [advice.methods[p.method] for p in trained],
         [trained[0].num_workers],
         learning_rates=learning_rates,
         momentum=momentum,
@@ -90,18 +89,6 @@ def learn(
         num_servers=cluster.num_servers,
         progress=progress,
     )
-
-
-def _as_given(method):
-    """Returns the text that a method was made of, or the method.
-
-    `momentum` goes to the corrections of texts only.
-    """
-    try:
-        is_text = registry.method(method.name) == method
-    except ValueError:
-        is_text = False
-    return method.name if is_text else method
 
 
 def sentence(comparison: Comparison, min_speed_up: float) -> str:
