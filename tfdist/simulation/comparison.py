@@ -268,10 +268,6 @@ def _check_model(model, method):
         flat_run.check_model(model, exchange)
         return
     training_loop.check_model(model, method)
-    if method.correction is not None:
-        method.correction.check_optimizer(
-            method.server_optimizer(model.optimizer)
-        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -56,9 +56,8 @@ class VirtualServer:
         self._pushes = pushes
         self._num_workers = num_workers
         self._averages = method.synchronization.averages
-        correction = method.correction or _NoCorrection()
-        correction.check_optimizer(pushes.optimizer)
-        if correction.on_worker:
+        correction = method.correction
+        if correction is None or correction.on_worker:
             correction = _NoCorrection()
         self._correction = correction
         self._corrects = not isinstance(correction, _NoCorrection)

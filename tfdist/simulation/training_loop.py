@@ -50,6 +50,10 @@ def check_model(model, method):
         method.synchronization.averages,
         takes_local_steps=method.local_steps is not None,
     )
+    if method.correction is not None:
+        method.correction.check_optimizer(
+            method.server_optimizer(model.optimizer)
+        )
 
 
 def train(
