@@ -64,8 +64,8 @@ class Arrival:
       teacher: A new `Teacher` for it, where the one there is does not do.
       problem: Why there is none, or None.
       unusable: Whether there was one that could not be used.
-      failed: Whether an exchange raised what it should not.
       refused: That one, without its weights, if it could be read; or None.
+      failed: Whether an exchange raised what it should not.
     """
 
     peer: int
@@ -73,8 +73,8 @@ class Arrival:
     teacher: Teacher | None = None
     problem: str | None = None
     unusable: bool = False
-    failed: bool = False
     refused: Checkpoint | None = None
+    failed: bool = False
 
 
 def ask(exchange, peer, model, signature):
