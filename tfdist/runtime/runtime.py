@@ -228,7 +228,7 @@ class Runtime(owner.Owner):
         """Takes note of a call of `fit`, a `RunningFit`, and of its frame."""
         self.fits += 1
         self.local.watch(call, frame)
-        self.coordination.watch(call)
+        self.coordination.watch(call, frame)
 
     def note_data_shares(self, number):
         """Takes note of how many shares the data of `fit` is divided into."""

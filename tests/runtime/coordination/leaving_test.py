@@ -1,8 +1,5 @@
 """What a worker tells the others outside of steps, over lost servers."""
 
-import functools
-import types
-
 import pytest
 import tensorflow as tf
 
@@ -27,6 +24,23 @@ class LostOnce:
         self.told.append(told)
 
 
+class Call:
+    """A `RunningFit`, of which it is said when it is over."""
+
+    def __init__(self, is_over=False, is_around=False):
+        self._is_over, self._is_around = is_over, is_around
+
+    def end(self):
+        self._is_over, self._is_around = True, False
+
+    def is_over(self):
+        return self._is_over
+
+    def is_around(self, frame):
+        del frame
+        return self._is_around
+
+
 @pytest.fixture
 def made(monkeypatch):
     """A `Coordination` that works through a recovery, and its `LostOnce`."""
@@ -42,6 +56,9 @@ def made(monkeypatch):
             return function(*args)
 
     monkeypatch.setattr(runtime.recovery, "call", call)
+    # It has no state to report on.
+    log = runtime.coordination._log
+    monkeypatch.setattr(log, "report", lambda *args: None)
     return runtime.coordination, ledger
 
 
@@ -62,7 +79,7 @@ def test_worker_that_leaves_outlives_the_loss_of_a_server(made, leave):
 
 def test_exception_that_ends_fit_is_told_over_the_loss_of_a_server(made):
     coordination, ledger = made
-    coordination.watch(types.SimpleNamespace(is_over=lambda: True))
+    coordination.watch(Call(is_over=True), frame=None)
     coordination.leave_if_over()
     coordination.leave_if_over()
     assert len(ledger.told) == 1
@@ -72,20 +89,34 @@ def test_in_one_process_a_run_ends_with_the_outermost_call_of_fit(made):
     """Callbacks train within one; gradients of a round that is open count."""
     coordination, ledger = made
     ledger.is_lost = False
-    is_over = {"outer": False, "inner": True, "next": False}
-    for name in ("outer", "inner", "inner"):
-        call = types.SimpleNamespace(
-            is_over=functools.partial(is_over.get, name)
-        )
-        coordination.watch(call)
+    outer = Call(is_around=True)
+    for call in (outer, Call(is_over=True), Call(is_over=True)):
+        coordination.watch(call, frame=None)
         assert not ledger.told
-    is_over["outer"] = ledger.is_lost = True
-    coordination.watch(types.SimpleNamespace(is_over=lambda: False))
+    outer.end()
+    ledger.is_lost = True
+    coordination.watch(Call(), frame=None)
     assert ledger.told == [{"leaving": True}, {"joining": True}]
 
 
 def test_heartbeat_does_not_recover(made):
     coordination, ledger = made
-    coordination.watch(types.SimpleNamespace(is_over=lambda: True))
+    coordination.watch(Call(is_over=True), frame=None)
     with pytest.raises(tf.errors.AbortedError):
         coordination.tick()
+    ledger.is_lost = False
+    coordination.tick()
+    assert ledger.told[0]["leaving"]
+
+
+def test_heartbeat_after_a_call_within_fit_does_not_leave(made):
+    coordination, ledger = made
+    ledger.is_lost = False
+    outer = Call(is_around=True)
+    for call in (outer, Call(is_over=True)):
+        coordination.watch(call, frame=None)
+    coordination.tick()
+    assert not any(told.get("leaving") for told in ledger.told)
+    outer.end()
+    coordination.tick()
+    assert any(told.get("leaving") for told in ledger.told)

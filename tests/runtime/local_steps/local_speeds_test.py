@@ -79,9 +79,13 @@ def test_a_call_within_a_period_does_not_begin_it_anew(has_steps):
         has_steps=lambda: has_steps,
         speeds=types.SimpleNamespace(begin=lambda: begun.append("period")),
     )
+    outer = types.SimpleNamespace(is_around=lambda frame: True)
     worker = types.SimpleNamespace(
+        fit=outer,
         inners=[inner],
         _communication=types.SimpleNamespace(begin_fit=lambda *args: None),
     )
     local.Local.watch(worker, call=None, frame=None)
     assert begun == ([] if has_steps else ["period"])
+    # What is left is exchanged at the end of that one.
+    assert worker.fit is outer

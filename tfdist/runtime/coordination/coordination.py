@@ -73,12 +73,11 @@ class Coordination:
         self._retired = retired_gradient_counts.RetiredGradientCounts(
             runtime.store, len(worker_names)
         )
-        # The call of `fit` that is under way; not to be replaced while the
-        # heartbeat makes this worker leave at the end of the one before.
+        # The call of `fit` that is under way, the outermost: callbacks may
+        # train within it. Not to be replaced while the heartbeat makes this
+        # worker leave at the end of the one before.
         self._fit = None
         self._watching = threading.RLock()
-        # All calls that have not ended: callbacks may train within one.
-        self._running = []
         # Steps that this worker had begun to send when it last found no data
         # in `fit`; None once others may expect it again.
         self._without_data = None
@@ -227,16 +226,23 @@ class Coordination:
             preempted,
         )
 
-    def watch(self, call):
-        """Takes note of a `RunningFit`, at whose end this worker leaves."""
+    def watch(self, call, frame):
+        """Takes note of a `RunningFit`, at whose end this worker leaves.
+
+        Unless it is made within another one.
+
+        Args:
+          call: The `RunningFit`.
+          frame: Its frame.
+        """
         with self._watching:
-            before, self._fit = self._fit, call
-            self._running = [r for r in self._running if not r.is_over()]
-            is_within = bool(self._running)
-            self._running.append(call)
             self._num_fits += 1
             self._without_data = None
-        if len(self._names) == 1 and before is not None and not is_within:
+            before = self._fit
+            if before is not None and before.is_around(frame):
+                return
+            self._fit = call
+        if len(self._names) == 1 and before is not None:
             # No heartbeat has told so: a run ends, and another one begins.
             for ledger in self.ledgers:
                 for told in ({"leaving": True}, {"joining": True}):
@@ -268,8 +274,8 @@ class Coordination:
                         "the weights, and may be too late; nobody waits for "
                         "them."
                     )
-                self._fit = None
                 self._leave_once()
+                self._fit = None  # Else the next beat tries again.
             known = self._without_data
             if known is not None and known == self._runtime.journal.begun:
                 self._leave_once()

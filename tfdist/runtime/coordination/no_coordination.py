@@ -44,7 +44,7 @@ class NoCoordination:
 
     # Nobody is told that this worker comes or goes.
 
-    def watch(self, call):
+    def watch(self, call, frame):
         """Does nothing."""
 
     def tick(self):

@@ -46,8 +46,14 @@ class Communication(abc.ABC):
         """
 
     @abc.abstractmethod
-    def begin_fit(self, local, frame):
-        """Called when a call of `fit` has begun, by its frame."""
+    def begin_fit(self, local, call, frame):
+        """Called when a call of `fit` has begun, maybe within another one.
+
+        Args:
+          local: The `Local`.
+          call: Its `RunningFit`.
+          frame: Its frame.
+        """
 
     @abc.abstractmethod
     def call_in_fit(self, local, function, *args):

@@ -33,7 +33,8 @@ class Local:
 
     Attributes:
       method: The `LocalSteps`.
-      fit: The `RunningFit` that is under way, or was last; None before it.
+      fit: The outermost `RunningFit` that is under way, or was last; None
+        before it.
     """
 
     # A worker's own values may be in the replicas, or in their shadows.
@@ -217,13 +218,14 @@ class Local:
 
     def watch(self, call, frame):
         """Takes note of a `RunningFit`, and of its frame."""
-        self.fit = call
+        if self.fit is None or not self.fit.is_around(frame):
+            self.fit = call
         for inner in self.inners:
             # The time between two calls is not of the steps. But callbacks
             # train in the middle of a period, too.
             if inner.speeds is not None and not inner.has_steps():
                 inner.speeds.begin()
-        self._communication.begin_fit(self, frame)
+        self._communication.begin_fit(self, call, frame)
 
     def call_in_fit(self, call, function, *args):
         """Calls a `train_function` of Keras.

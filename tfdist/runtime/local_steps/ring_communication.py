@@ -45,10 +45,10 @@ class RingCommunication(communication.Communication):
             'tf.function, or use communication="parameter_server".'
         )
 
-    def begin_fit(self, local, frame):
+    def begin_fit(self, local, call, frame):
         """See `Communication`: all begin with what the chief has."""
         self._engine.local = local
-        self._engine.fits.watch(frame, local.fit)
+        self._engine.fits.watch(frame, call)
 
     def call_in_fit(self, local, function, *args):
         """See `Communication`: all end their epochs together."""

@@ -42,7 +42,7 @@ class ServerCommunication(communication.Communication):
     def check_eager(self):
         """See `Communication`: they can be."""
 
-    def begin_fit(self, local, frame):
+    def begin_fit(self, local, call, frame):
         """Does nothing."""
 
     def call_in_fit(self, local, function, *args):
