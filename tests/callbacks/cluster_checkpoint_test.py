@@ -456,7 +456,7 @@ def _begun_as_worker(directory, word, call, has_used=False):
     restored = []
     state = types.SimpleNamespace(
         fit_number=call,
-        wait_for_chief=lambda find: find(),
+        wait_for_word=lambda find: find(),
         restore=restored.append,
     )
     checkpoint = ClusterCheckpoint(directory)

@@ -148,7 +148,7 @@ class ClusterCheckpoint(keras.callbacks.Callback):
 
     def _begin_as_worker(self):
         self._strategy.commit()
-        told = self._strategy.state.wait_for_chief(self._chiefs_word)
+        told = self._strategy.state.wait_for_word(self._chiefs_word)
         call = self._strategy.state.fit_number
         if told is None or told["call"] > call:
             # Lost with a server, or of a later `fit`: the files tell as well.

@@ -328,7 +328,9 @@ class TrainingMixin:
 
     def publish_metrics(self, model: keras.Model) -> None:
         """Leaves the state of this worker's metrics for `cluster_metrics`."""
-        self.publish(METRICS, cluster_metrics.state(model, self._fit_number()))
+        self.publish(
+            METRICS, cluster_metrics.state(model, self._last_fit_number())
+        )
 
     def cluster_metrics(self, model: keras.Model) -> dict[str, Any]:
         """The metrics over the data of all workers.
@@ -350,9 +352,11 @@ class TrainingMixin:
         states = self.collect(METRICS)
         for name in self._gone():
             states.pop(name, None)
-        return cluster_metrics.total(model, states.values(), self._fit_number())
+        return cluster_metrics.total(
+            model, states.values(), self._last_fit_number()
+        )
 
-    def _fit_number(self):
+    def _last_fit_number(self):
         """The number of this worker's last `fit`, 0 if none is in common."""
         return self._membership.fits.number if self._membership else 0
 

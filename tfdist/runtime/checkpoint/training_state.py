@@ -257,7 +257,7 @@ class TrainingState(tf.train.experimental.PythonState):
         """Number of the call of `fit` under way; 0 where none is in common."""
         return self._runtime.chief_decisions.fit_number
 
-    def wait_for_chief(self, find):
+    def wait_for_word(self, find):
         """Waits for what the chief tells before its first step in `fit`.
 
         Args:
@@ -335,12 +335,15 @@ class TrainingState(tf.train.experimental.PythonState):
         """
         if self._saved is None or not self._store.is_chief:
             return
+        has_trained = self._runtime.journal.exchanges > 0
         logging.warning(
-            "All of the model and its optimizer is put back as it was saved at "
-            "update %d.",
+            "%s put back as it was saved at update %d.",
+            f"{len(variables)} variables, some of which servers lacked, are"
+            if has_trained
+            else "All of the model and its optimizer is",
             self._saved.header["updates"],
         )
-        if not self._runtime.journal.exchanges:
+        if not has_trained:
             self._restore(self._saved, on_servers=True)
             return
         self._placed -= {v.ordinal for v in variables}
