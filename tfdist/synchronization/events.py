@@ -231,18 +231,26 @@ def _remove(state, mask, reason):
 
 
 def forget(state, returning=None):
-    """Has servers forget who is gone and has nothing undecided.
+    """Has servers forget the workers that are `forgettable`."""
+    return state.forget(forgettable(state, returning))
+
+
+def forgettable(state, returning=None):
+    """Workers that are remembered, are gone and have nothing undecided.
 
     Args:
       state: A `State`.
       returning: Number of a worker that is about to arrive: what it has left
         undecided will be dropped.
+
+    Returns:
+      A bool vector.
     """
     gone = _is(state.status, Status.GONE) & _is(state.remembered, 1)
     settled = ~state.waiting
     if returning is not None:
         settled |= _mask(state, returning)
-    return state.forget(gone & settled)
+    return gone & settled
 
 
 def fence(state, worker, staged, attendance, patience):

@@ -307,14 +307,15 @@ class Ledger:
     def will_forget_all(self):
         """Whether servers forget all workers when the next gradient arrives.
 
-        As all whose gradients they have seen are gone.
+        As all whose gradients they have seen are gone, and nothing of theirs
+        is undecided.
         """
         if not self.forgets:
             return False
         state = self.tick()
         remembered = state.remembered == 1
-        gone = state.status == state_lib.Status.GONE
-        return bool(remembered.any() and gone[remembered].all())
+        forgotten = events.forgettable(state, returning=self._worker).numpy()
+        return bool(remembered.any() and forgotten[remembered].all())
 
     def renew(self, incarnations, expected=None, accepted=0):
         """Begins a new epoch if servers have lost what they held.
