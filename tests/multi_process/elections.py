@@ -43,7 +43,7 @@ class _Restorer:
         self.restored = {
             "before": found.before,
             "after": found.version,
-            "offers": list(map(restoring.version_of, self.offers.versions)),
+            "offers": list(map(_version_of, self.offers.orders)),
             "waited": waited,
         }
         return found
@@ -81,14 +81,12 @@ class _Watched:
         done, here = self._inner.restore(shard, began)
         if restorer.takes_part:
             offers, restored = restorer.offers, restorer.restored
-            held = restoring.version_of(offers.held)
+            held = _version_of(offers.held)
             self.notes.append(
                 {
                     "server": shard,
                     "life": str(self._lives[shard]),
-                    "pulled": restoring.version_of(
-                        offers.versions[self._inner._worker]
-                    ),
+                    "pulled": _version_of(offers.orders[self._inner._worker]),
                     "held": restored["after"] if restored else held,
                     "restored": restored if done else None,
                 }
@@ -176,3 +174,8 @@ def most_lost(notes_by_worker, server):
         for worker in range(len(lost)):
             lost[worker] += again + max(0, pulled.get(worker, base) - base)
     return lost
+
+
+def _version_of(order):
+    """The version in an order of `Offers`, an int; -1 for nothing."""
+    return order // restoring._WRITES_BASE - 1

@@ -1,8 +1,9 @@
 """Election of the worker that gives a server back what it has lost.
 
 There is no leader. Each worker *offers* the server the version that its
-replicas show; the one with the newest restores, and if it does not, the next
-best does. That there is but one is not decided here: see `restoring`.
+replicas show, and the number of assignments, which counts where versions are
+equal. The one with the newest restores, and if it does not, the next best does.
+That there is but one is not decided here: see `restoring`.
 """
 
 import time
@@ -89,20 +90,20 @@ class Election:
         patience = _GATHER_SECONDS if takes_part else _NEWCOMER_SECONDS
         while True:
             offers = self._restorer.offer(shard, takes_part)
-            best = max(offers.versions)
+            best = max(offers.orders)
             waited = time.monotonic() - started
-            here = [version > 0 for version in offers.versions]
-            all_there = all(offers.versions)
+            here = [order > 0 for order in offers.orders]
+            all_there = all(offers.orders)
             # To train on from a snapshot that is newer than this worker's
             # replicas, where another worker has newer ones still, would lose
             # what these hold.
             known = offers.settled or all_there or waited >= patience
             if offers.held and offers.held >= best and known:
                 return False, here
-            mine = offers.versions[self._worker] if takes_part else 0
+            mine = offers.orders[self._worker] if takes_part else 0
             rank = sum(
-                (v, -k) > (mine, -self._worker)
-                for k, v in enumerate(offers.versions)
+                (order, -k) > (mine, -self._worker)
+                for k, order in enumerate(offers.orders)
             )
             due = rank * _STAGGER_SECONDS
             if not all_there:

@@ -32,14 +32,15 @@ class Offers:
     """Offers that one server knows of.
 
     Attributes:
-      versions: By worker, the order (see `_order`) of what its replicas show;
-        0 for a worker that has offered nothing to this life of the server.
+      orders: By worker, the order of what its replicas show: the version and
+        the number of assignments in one number, see `_order`; 0 for a worker
+        that has offered nothing to this life of the server.
       held: The order of what the server holds, 0 for nothing.
       settled: Whether a worker has found that to be the newest that there is;
         else it may be but a snapshot.
     """
 
-    versions: tuple
+    orders: tuple
     held: int
     settled: bool
 
@@ -97,13 +98,11 @@ class Restorer:
         Returns:
           The `Offers`.
         """
-        versions, held, settled = self._traced.call(
+        orders, held, settled = self._traced.call(
             ("offer", shard, takes_part),
             lambda: self._build_offer(shard, takes_part),
         )
-        return Offers(
-            tuple(versions.numpy().tolist()), int(held), bool(settled)
-        )
+        return Offers(tuple(orders.numpy().tolist()), int(held), bool(settled))
 
     def restore(self, shard):
         """Puts this worker's replicas onto a server that has nothing newer.
@@ -200,14 +199,14 @@ class Restorer:
                         )
                     ]
             with tf.control_dependencies(done):
-                versions = tf.raw_ops.ReadVariableOp(
+                orders = tf.raw_ops.ReadVariableOp(
                     resource=offers, dtype=tf.int64
                 )
                 there = _order(
                     self._there(shard), store.writes(shard).read_or_zero()
                 )
                 settled = ~snapshots.build_is_from_snapshot()
-        found = [versions, there, settled]
+        found = [orders, there, settled]
         with tf.control_dependencies([t.op for t in found]):
             store.unlock(shard, lock)
         return [self._home(t) for t in found]
@@ -332,11 +331,6 @@ def _order(version, writes):
         version * _WRITES_BASE + tf.minimum(writes, most),
         tf.zeros([], tf.int64),
     )
-
-
-def version_of(order):
-    """Returns the version in an order of `Offers`, an int; -1 for nothing."""
-    return order // _WRITES_BASE - 1
 
 
 def _is_fresh(variable):
