@@ -481,13 +481,17 @@ def test_the_end_of_a_call_that_is_passed_leaves_weights_to_the_others():
     strategy = tfdist.AsyncStrategy()
     with strategy.scope():
         weight = tf.Variable(1.0)
-    decisions = types.SimpleNamespace(is_passed=True, before_write=lambda: None)
+    strategy._runtime.commit()
+    decisions = types.SimpleNamespace(
+        is_passed=True, before_write=lambda variable: None
+    )
     strategy._runtime.chief_decisions = decisions
     for is_passed, value in ((True, 1.0), (False, 2.0)):
         decisions.is_passed = is_passed
         strategy.extended.update(
             weight, lambda v, new: v.assign(new), args=(2.0,)
         )
+        strategy._runtime.pull()
         assert float(weight.numpy()) == value
 
 
