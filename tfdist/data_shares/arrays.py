@@ -22,7 +22,7 @@ def maker(dataset, adapter, call):
     Args:
       dataset: A `tf.data.Dataset`.
       adapter: The Keras `DataAdapter` that has made it; None if none has.
-      call: Number of the call of `fit`, from 1.
+      call: Order number of the data, from 1, see `shares.distribute`.
 
     Returns:
       A callable of the number of shares and the one that is made, which

@@ -28,8 +28,7 @@ def begun_again(dataset, number, in_order):
 
     Args:
       dataset: A `tf.data.Dataset`.
-      number: Number of the call of `fit`, from 1: each has an order of its
-        own.
+      number: Order number of the data, from 1, see `shares.distribute`.
       in_order: Whether elements must come in that order even where the data
         set says `deterministic=False`.
 

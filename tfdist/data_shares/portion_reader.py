@@ -94,7 +94,8 @@ class PortionReader:
 
     Args:
       dataset: The `tf.data.Dataset` of all batches.
-      call: Number of the call of `fit`: each has an order of its own.
+      call: Number of the call of `fit`, its own: each has another order, and
+        with a queue there are no calls within one.
       adapter: The Keras `DataAdapter` that has made it; None if none has.
 
     Raises:

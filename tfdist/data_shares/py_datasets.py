@@ -26,7 +26,7 @@ def in_agreed_order(dataset, adapter, call, reads_alone):
     Args:
       dataset: The `tf.data.Dataset` that Keras has made of it.
       adapter: The Keras `DataAdapter`.
-      call: Number of the call of `fit`.
+      call: Order number of the data, see `shares.distribute`.
       reads_alone: Whether it is read without its threads, if it has any.
 
     Returns:
@@ -94,7 +94,7 @@ class _Orders:
 
     Args:
       size: Number of batches.
-      call: Number of the call of `fit`.
+      call: Order number of the data, see `shares.distribute`.
     """
 
     def __init__(self, size, call):

@@ -49,8 +49,9 @@ def distribute(
       config: The `ClusterConfig`.
       before: Called before the data is looked at, with the `DataRequest`
         and the number of shares (None where the data is not shared out).
-        Returns the number of the call of `fit`, the same on all workers; None
-        outside of `fit`.
+        Returns the order number of the data: that of the call of `fit`,
+        the same on all workers, or one of a call that callbacks make within
+        it; None outside of `fit`.
       compare: Called for a `PyDataset` in `fit`, with a callable that reads
         its first batch and gives a number of it, the same on all workers.
       begin: Called in `fit` with the number of batches of this worker's share
@@ -59,8 +60,8 @@ def distribute(
         these, are left out.
       queue: Where workers take portions instead of shares, a callable of
         `dataset`, the Keras `DataAdapter`, the frame of `fit` (each None
-        outside of it) and the number of the call; returns `make_epoch` of
-        `EpochData`. Else None.
+        outside of it) and that number, which is the call's own: there are no
+        calls within one. Returns `make_epoch` of `EpochData`. Else None.
 
     Returns:
       A `tf.data.Dataset`; for Keras an `EpochData`.
@@ -154,7 +155,8 @@ def _share_out(dataset, config, adapter, call, steps_per_epoch, compare):
       dataset: A `tf.data.Dataset`.
       config: The `ClusterConfig`.
       adapter: The Keras `DataAdapter` that has made it; None if none has.
-      call: Number of the call of `fit`.
+      call: Order number of the data, see `distribute`; outside of `fit` that of
+        the loop.
       steps_per_epoch: That of `fit`, or None.
       compare: See `distribute`.
 

@@ -246,13 +246,17 @@ class Coordination:
             # No heartbeat has told so: a run ends, and another one begins.
             for ledger in self.ledgers:
                 for told in ({"leaving": True}, {"joining": True}):
-                    self._store.call(functools.partial(ledger.tick, **told))
+                    self._tick(ledger, **told)
         local = self._runtime.local
         if local.keeps_own_values:
             # From now on, or what it makes of the parameters would be late.
             for ledger in self.ledgers:
-                self._store.call(functools.partial(ledger.tick, joining=True))
+                self._tick(ledger, joining=True)
             local.begin_fit()
+
+    def _tick(self, ledger, **told):
+        """Tells a `Ledger`, over the loss of servers; returns its `State`."""
+        return self._store.call(functools.partial(ledger.tick, **told))
 
     def leave_if_over(self):
         """Tells the others so if an exception has ended `fit`; once."""
@@ -321,7 +325,7 @@ class Coordination:
         for name, ledger in list(self._ledgers.items()):
             if ledger_lib.ordinal_of(name) not in ordinals:
                 continue
-            state = self._store.call(functools.partial(ledger.tick, True))
+            state = self._tick(ledger, leaving=True)
             accepted = int(state.accepted[self._worker])
             del self._ledgers[name]
             self._current.pop(ledger_lib.ordinal_of(name), None)
@@ -350,7 +354,7 @@ class Coordination:
         ]
         for ledger in self.ledgers:
             if ledger not in kept:
-                self._store.call(functools.partial(ledger.tick, leaving=True))
+                self._tick(ledger, leaving=True)
 
     def waited_for(self):
         """Names of the workers whose gradients this one waits for now."""
@@ -384,7 +388,7 @@ class Coordination:
             for name, column in zip(self._names, found.T.tolist(), strict=True)
         }
         for ledger in self.ledgers:
-            state = self._store.call(ledger.tick)
+            state = self._tick(ledger)
             for worker, name in enumerate(self._names):
                 for what, field in retired_gradient_counts.COUNTS.items():
                     counts[name][what] += int(getattr(state, field)[worker])

@@ -379,13 +379,9 @@ class Corrector:
 
     def _build_show_ahead(self, ordinals):
         store, pieces = self._store, {}
+        variables = [store.variables[ordinal] for ordinal in ordinals]
         for shard in range(store.num_shards):
-            copies = [
-                (store.variables[ordinal], piece)
-                for ordinal in ordinals
-                for holder, piece in store.copies_of(store.variables[ordinal])
-                if holder == shard
-            ]
+            copies = copies_lib.held_by(store, shard, variables)
             lock = store.lock(shard)
             device = store.devices[shard]
             with tf.control_dependencies([lock.op]), tf.device(device):

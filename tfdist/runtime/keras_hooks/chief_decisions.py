@@ -85,11 +85,10 @@ class ChiefDecisions:
 
     @property
     def number_of_order(self):
-        """A number of the order of the data of the last call; 0 without one.
+        """The order number of the data of the last call; 0 without one.
 
-        That of the call of `fit` under way. Calls that callbacks make within
-        an epoch of it have numbers of their own, the same on workers that make
-        the same in this epoch.
+        The number of the call of `fit` under way. Calls that callbacks make
+        in an epoch have others, the same where workers make the same in it.
         """
         if self._fit is None:
             return 0
@@ -160,9 +159,10 @@ class ChiefDecisions:
             return  # One within another, of a callback.
         if self._fit is not None:
             self._end_abandoned(self._fit)
-        number = self._next_number(private_keras_calls.model_of(frame))
+        model = private_keras_calls.model_of(frame)
+        number = self._next_number(model)
         if self.is_chief:
-            if self._begins_together(private_keras_calls.model_of(frame)):
+            if self._begins_together(model):
                 self._turns.wait_for_others(number - 1)
         elif number > 1:
             self._turns.wait_for_chief(

@@ -23,7 +23,9 @@ def before_data(runtime, before_training, request, shares):
       shares: Number of shares of the data; None where it is not shared out.
 
     Returns:
-      Number of the call of `fit`, the same on all workers; None outside.
+      An order number: the number of the call of `fit`, the same on all workers,
+      or one of a call within it, see `ChiefDecisions.number_of_order`; None
+      outside of `fit`.
     """
     purpose, frame, _ = request
     if purpose not in ("train", "evaluate"):

@@ -28,13 +28,12 @@ class FitPosition:
     Attributes:
       reads_backup: Whether the call under way has a BackupAndRestore.
       reads_checkpoint: Whether it has another callback that resumes.
-      is_over: Whether the others have ended it.
     """
 
     def __init__(self, turns, fits):
         self._turns = turns
         self._fits = fits
-        self.reads_backup = self.reads_checkpoint = self.is_over = False
+        self.reads_backup = self.reads_checkpoint = False
         # Where the call that is beginning goes on.
         self._start = _START
         self._first_epoch, self._end_epoch = 0, 0
@@ -65,8 +64,8 @@ class FitPosition:
             hasattr(one, "resumed_epoch") for one in callbacks
         )
         start = self._find(number)
-        self.is_over = start == fit_progress.OVER
-        if self.is_over or not (self.reads_backup or self.reads_checkpoint):
+        reads = self.reads_backup or self.reads_checkpoint
+        if start == fit_progress.OVER or not reads:
             self._start = start
         # Else the callback sees to where `fit` goes on. Of a call that is over
         # it may have deleted what it wrote.
@@ -97,6 +96,11 @@ class FitPosition:
         """Whether this worker comes back to a call that others are in."""
         return self._start != _START
 
+    @property
+    def is_over(self):
+        """Whether the others have ended the call under way."""
+        return self._start == fit_progress.OVER
+
     def begin(self, model, size, skips):
         """Takes the position up, when the data is known.
 
@@ -119,7 +123,7 @@ class FitPosition:
             return _START
         private_keras.set_initial_epoch(model, epoch)
         self._set_on = weakref.ref(model)
-        if self._start == fit_progress.OVER:
+        if self.is_over:
             logging.info("The others have ended this call of fit.")
             # The next call may go on where all of its epochs have left data.
             return max(0, self._end_epoch - self._first_epoch), 0

@@ -90,10 +90,9 @@ class FitTurns:
         number = self._fits.number + 1
         if not passes or (may_pass and not self._is_expected()):
             return number
-        words = [m.word for m in self._store.call(self._membership.read)]
         others = [
-            word.number
-            for worker, word in enumerate(words[: len(self._names)])
+            member.word.number
+            for worker, member in enumerate(self._rows())
             if worker != self._worker
         ]
         if self._worker != CHIEF:
@@ -119,7 +118,7 @@ class FitTurns:
         """
         if self._is_expected():
             return (0, 0)
-        rows = self._store.call(self._membership.read)[: len(self._names)]
+        rows = self._rows()
         words = [
             member.word
             for worker, member in enumerate(rows)
@@ -145,12 +144,16 @@ class FitTurns:
         is_first = self._is_expected() and not self._has_jumped
         if self._counts_along or is_first:
             return
-        rows = self._store.call(self._membership.read)[: len(self._names)]
+        rows = self._rows()
         for member in rows if self._worker == CHIEF else rows[:1]:
             is_in = member.word.reached == fit_progress.begun(number)
             if is_in and self.is_there(member):
                 self._membership.count_along(member.arrivals)
                 self._counts_along = True
+
+    def _rows(self):
+        """What is known of each worker, a list of `Member`."""
+        return self._store.call(self._membership.read)[: len(self._names)]
 
     def _is_expected(self):
         """Whether the cluster begins with this worker, here for the first time.
@@ -173,7 +176,7 @@ class FitTurns:
         late = []
 
         def all_begin():
-            rows = self._store.call(self._membership.read)[: len(self._names)]
+            rows = self._rows()
             others = [
                 (worker, member)
                 for worker, member in enumerate(rows)
@@ -203,7 +206,7 @@ class FitTurns:
 
     def are_over(self):
         """Whether all others have finished, and none is expected."""
-        rows = self._store.call(self._membership.read)[: len(self._names)]
+        rows = self._rows()
         return not any(
             self._expected.includes(worker, member, self._worker_timeout)
             for worker, member in enumerate(rows)
@@ -216,7 +219,7 @@ class FitTurns:
         Args:
           number: The call's number.
         """
-        chief = self._store.call(self._membership.read)[CHIEF]
+        chief = self._rows()[CHIEF]
         return self._is_awaited_by(
             chief
         ) and chief.word.reached < fit_progress.begun(number)
@@ -258,7 +261,7 @@ class FitTurns:
 
     def _chief_if_at(self, reached):
         """The chief's `Member` if it is not waited for any more, or None."""
-        chief = self._store.call(self._membership.read)[CHIEF]
+        chief = self._rows()[CHIEF]
         over = (
             chief.word.reached >= reached
             or not self.is_there(chief)
@@ -323,7 +326,7 @@ class FitTurns:
         late = []
 
         def nobody_is_late():
-            rows = self._store.call(self._membership.read)[: len(self._names)]
+            rows = self._rows()
             late[:] = [
                 member.name
                 for worker, member in enumerate(rows)

@@ -88,7 +88,9 @@ class LocalExchange:
         own, anchors = self._both(inner, shows_own)
         points = {**own, **points}
         records, sent = self._records(inner, own, anchors, points)
-        settle = self._correct(inner, records)
+        settle = self._runtime.corrector.before_push(
+            records, inner.outer, step_lib.step_counter(inner.outer)
+        )
         if this_round is None:
             finite = self._check(inner, records, own)
             this_round = self._communication.build_round(inner)
@@ -133,7 +135,6 @@ class LocalExchange:
         """
         own, anchors = self._both(inner, shows_own=True)
         records, _ = self._records(inner, own, anchors, own)
-        self._correct(inner, records)
         self._check(inner, records, own)
 
     def _both(self, inner, shows_own):
@@ -142,13 +143,6 @@ class LocalExchange:
         here = {v.ordinal: read_replica(v) for v in held}
         there = {v.ordinal: read_replica(self._shadow(v)) for v in held}
         return (here, there) if shows_own else (there, here)
-
-    def _correct(self, inner, records):
-        """See `Corrector.before_push`."""
-        counter = step_lib.step_counter(inner.outer)
-        return self._runtime.corrector.before_push(
-            records, inner.outer, counter
-        )
 
     def _check(self, inner, records, own):
         """Builds: is all finite, a scalar bool tensor; None not to look."""
