@@ -12,6 +12,7 @@ from tests.placement import zoo
 from tests.placement.graphs import nodes
 import tfdist
 from tfdist import placement
+from tfdist.placement import placed
 
 
 def homes(model):
@@ -140,6 +141,15 @@ def test_a_model_with_a_compile_and_optimizers_of_its_own():
     last = model.fit(x, y, epochs=2, verbose=0).history["squares"]
     assert last[-1] < first[0]
     assert {v.value.device[-5:] for v in model.first.variables[2:]} == {"CPU:3"}
+
+
+def test_optimizers_in_lists_and_in_others_work_where_variables_are():
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4)])
+    first, second = keras.optimizers.SGD(), keras.optimizers.SGD()
+    model.others = [keras.optimizers.LossScaleOptimizer(first), second]
+    placement.place(model, {"": "CPU:1"})
+    for optimizer in (first, second):
+        assert isinstance(optimizer, placed.PlacedOptimizer)
 
 
 def test_costs_of_calls_with_other_arguments_and_of_embeddings():

@@ -1,8 +1,8 @@
 """Variables go where the layers are that they belong to."""
 
-import keras
 import tensorflow as tf
 
+from tfdist import model_optimizers
 from tfdist import one_replica
 from tfdist import private_keras
 from tfdist.placement import devices
@@ -21,7 +21,7 @@ def settle(model):
     homes = _homes(model_parts)
     for variable, device in _moves(model_parts, homes):
         private_keras.move_variable(variable, device)
-    for optimizer in optimizers_of(model):
+    for optimizer in model_optimizers.optimizers_of(model):
         if optimizer.built:
             _settle_slots(optimizer, model.trainable_variables)
 
@@ -61,18 +61,6 @@ def _stays(model, chosen):
     return set(chosen.values()) <= {devices.default()} and not _moves(
         model_parts, _homes(model_parts) | chosen
     )
-
-
-def optimizers_of(model):
-    """The optimizers that are attributes of a model, and those inside them."""
-    found = []
-    for value in list(vars(model).values()):
-        while isinstance(value, keras.optimizers.Optimizer):
-            if not any(value is other for other in found):
-                found.append(value)
-            # That of a loss scale has another one inside.
-            value = getattr(value, "inner_optimizer", None)
-    return found
 
 
 def _homes(model_parts):

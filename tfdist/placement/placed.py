@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import dynamic_subclasses
+from tfdist import model_optimizers
 from tfdist import private_keras
 from tfdist.placement import devices
 from tfdist.placement import layers
@@ -99,7 +100,7 @@ def watched(all_layers):
 
 def put_optimizers(model):
     """Makes a model's optimizers keep slots where their variables are."""
-    for optimizer in moving.optimizers_of(model):
+    for optimizer in model_optimizers.optimizers_of(model):
         dynamic_subclasses.specialize(optimizer, PlacedOptimizer)
 
 

@@ -4,8 +4,8 @@ import threading
 import weakref
 
 from absl import logging
-import keras
 
+from tfdist import model_optimizers
 from tfdist import private_keras_calls
 from tfdist.cluster import fit_progress
 
@@ -99,7 +99,7 @@ def averages_weights(model):
     """Whether `fit` ends by putting averages of a model's weights in place."""
     return any(
         getattr(optimizer, "use_ema", False)
-        for optimizer in _optimizers_in(list(vars(model).values()))
+        for optimizer in model_optimizers.update_rules_of(model)
     )
 
 
@@ -108,7 +108,7 @@ def makes_all_when_built(model):
 
     Further optimizers may make theirs in the first step.
     """
-    optimizers = list(_optimizers_in(list(vars(model).values())))
+    optimizers = model_optimizers.update_rules_of(model)
     optimizer = getattr(model, "optimizer", None)
     rule = getattr(optimizer, "inner_optimizer", optimizer)
     return model.built and all(one is rule for one in optimizers)
@@ -126,29 +126,10 @@ def build_optimizer(model):
             optimizer.build(model.trainable_variables)
 
 
-def _optimizers_in(value):
-    """Yields the optimizers in nested lists, tuples and dicts.
-
-    Of one that wraps others these alone: it has a learning rate, too, which is
-    never used.
-    """
-    if isinstance(value, keras.optimizers.LossScaleOptimizer):
-        yield from _optimizers_in(value.inner_optimizer)
-    elif isinstance(value, keras.optimizers.Optimizer):
-        # A `MultiOptimizer`, which older versions of Keras do not have.
-        several = getattr(value, "optimizers", None)
-        yield from [value] if several is None else _optimizers_in(several)
-    elif isinstance(value, dict):
-        yield from _optimizers_in(list(value.values()))
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _optimizers_in(part)
-
-
 def _rates_of(model):
     """Learning rates of a model's optimizers, Keras's variables, a list."""
     found = {}
-    for optimizer in _optimizers_in(list(vars(model).values())):
+    for optimizer in model_optimizers.update_rules_of(model):
         for variable in optimizer.variables:
             if variable.name == "learning_rate":
                 found[id(variable)] = variable
