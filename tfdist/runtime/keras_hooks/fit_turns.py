@@ -152,7 +152,7 @@ class FitTurns:
                 self._counts_along = True
 
     def _rows(self):
-        """What is known of each worker, a list of `Member`."""
+        """The `Member` of each worker, as last heard of, a list."""
         return self._store.call(self._membership.read)[: len(self._names)]
 
     def _is_expected(self):
