@@ -121,6 +121,5 @@ def test_a_worker_leaves_if_its_script_has_heard_of_the_notice(
 
 def test_a_worker_that_has_gone_on_after_an_exception_has_finished(membership):
     fit(membership, ends=False)
-    membership.fits.close_if_over()
     membership.arrive()
     assert left_state(membership) == FINISHED

@@ -286,6 +286,7 @@ class Membership:
         """
         self._arrivals += 1
         # Whatever has ended its last `fit`, its script has gone on.
+        self.fits.close_if_over()
         self.fits.is_abandoned = False
         return self._arrivals
 
