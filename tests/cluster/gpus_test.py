@@ -44,9 +44,10 @@ def test_a_server_hides_gpus_before_it_begins(monkeypatch, serve):
         serve()
 
 
-def test_without_gpus_a_server_may_come_late():
+def test_without_gpus_a_server_may_come_late(caplog):
     tf.constant(0)
     gpus.hide(SERVER)
+    assert "needs no GPU" not in caplog.text
 
 
 @pytest.mark.parametrize(
