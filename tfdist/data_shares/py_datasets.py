@@ -52,7 +52,7 @@ def in_agreed_order(dataset, adapter, call, reads_alone):
     return ordered.with_options(dataset.options()).prefetch(tf.data.AUTOTUNE)
 
 
-def leave_out(adapter, epochs):
+def leave_out(adapter, epochs, known=0):
     """Makes a `PyDataset` begin with the order of a later epoch.
 
     It may draw an order of its own when an epoch begins or ends.
@@ -60,15 +60,16 @@ def leave_out(adapter, epochs):
     Args:
       adapter: The Keras `DataAdapter`.
       epochs: How many epochs are left out.
+      known: How many of them the last call has left out.
     """
-    if not epochs or not private_keras_data.adapts_py_dataset(adapter):
+    if epochs == known or not private_keras_data.adapts_py_dataset(adapter):
         return
     batches = private_keras_data.py_dataset_of(adapter)
-    for _ in range(epochs):
+    for _ in range(epochs - known):
         batches.on_epoch_begin()
         batches.on_epoch_end()
     if adapter in _orders and not isinstance(batches, _Reordered):
-        _orders[adapter].left_out = epochs
+        _orders[adapter].begin_at(epochs)
 
 
 def checksum(adapter):
@@ -102,14 +103,15 @@ class _Orders:
         # The process's seed, without a draw from it.
         self._seed = f"{tf.compat.v1.get_seed(1)[0]} {call}"
         self._epochs = itertools.count()
-        # Epochs whose orders are passed over.
-        self.left_out = 0
+
+    def begin_at(self, epoch):
+        """Makes the next order that of an epoch, whatever has been drawn."""
+        self._epochs = itertools.count(epoch)
 
     def draw(self):
         """Returns the numbers of the batches in the order of an epoch."""
         order = list(range(self._size))
-        epoch = next(self._epochs) + self.left_out
-        random.Random(f"{self._seed} {epoch}").shuffle(order)
+        random.Random(f"{self._seed} {next(self._epochs)}").shuffle(order)
         return order
 
 

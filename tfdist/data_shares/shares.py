@@ -138,7 +138,7 @@ class _Passed:
         if epoch is None or private_keras_data.adapts_generator(self._adapter):
             return self._known
         passed = max(self._known, epoch - self._first)
-        py_datasets.leave_out(self._adapter, passed - self._known)
+        py_datasets.leave_out(self._adapter, passed, self._known)
         self._known = passed
         return passed
 
