@@ -101,9 +101,9 @@ class EmbeddingBag(keras.layers.Layer):
           dict of them.
 
         Raises:
-          ValueError: Types or shapes do not fit; or XLA compiles this call.
-            It would not check ids and weights. Keras does not compile a model
-            that has this layer when `compile` is called.
+          ValueError: Types or shapes do not fit; or XLA compiles this call
+            without a strategy. It would not check ids and weights. Keras does
+            not compile a model that has this layer when `compile` is called.
           tf.errors.InvalidArgumentError: An id of a `keras.layers.Embedding`
             is negative, or weights are in other places than ids.
         """
