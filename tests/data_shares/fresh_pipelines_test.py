@@ -31,10 +31,15 @@ def powers():
 
 def share_of(dataset, worker, call=1):
     """Returns a worker's share of a data set in that call of `fit`."""
-    config = types.SimpleNamespace(
+    return shares.distribute(
+        dataset, config_of(worker), lambda request, number: call
+    )
+
+
+def config_of(worker):
+    return types.SimpleNamespace(
         num_workers=WORKERS, data_share=(WORKERS, worker), is_local=False
     )
-    return shares.distribute(dataset, config, lambda request, number: call)
 
 
 def drawn(generator):
@@ -207,7 +212,7 @@ def _array():
         [lambda: {"x": Batches()}, _array], [lambda: {"x": Batches(workers=2)}]
     ),
 )
-def test_batches_that_keras_shuffles_come_in_one_order(monkeypatch, data):
+def test_batches_that_keras_shuffles_come_in_one_order(data):
     seen = []
     with tfdist.AsyncStrategy(seed=7).scope():
         model = keras.Sequential(
@@ -221,9 +226,10 @@ def test_batches_that_keras_shuffles_come_in_one_order(monkeypatch, data):
     for worker in range(WORKERS):
         # As if it had drawn others.
         random.seed(worker)
-        monkeypatch.setattr(shares, "_shares", lambda _, k=worker: (WORKERS, k))
+        extended = model.distribute_strategy.extended
+        extended._config = config_of(worker)
         # Its calls of `fit` begin to count.
-        model.distribute_strategy.extended._runtime.fits = 0
+        extended._runtime.fits = 0
         for _ in range(2):
             model.fit(**data(), verbose=0, epochs=2)
         epochs.append(split(seen, 4))

@@ -38,9 +38,9 @@ class EpochData:
         source,
         model,
         readers,
-        left_out=(0, 0),
-        make_epoch=None,
-        passed=lambda: 0,
+        left_out,
+        make_epoch,
+        passed,
     ):
         self._dataset = dataset
         self._source = source

@@ -106,7 +106,7 @@ def distribute(
                 and not private_keras_data.adapts_generator(adapter),
             )
             py_datasets.leave_out(adapter, left_out[0])
-            if number > 1:
+            if config.num_workers > 1:
                 passed = _Passed(adapter, frame, left_out[0])
     if adapter is None:
         return shared
@@ -168,7 +168,7 @@ def _share_out(dataset, config, adapter, call, steps_per_epoch, compare):
     if policy == _AutoShardPolicy.OFF:
         return dataset
     # Where there are more places, all are seeded alike.
-    if number == 1 and config.num_workers == 1:
+    if config.num_workers == 1:
         return dataset
     if private_keras_data.adapts_generator(adapter):
         return generators.share(dataset, adapter, number, mine)
