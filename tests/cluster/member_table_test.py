@@ -22,12 +22,15 @@ def test_a_clock_that_is_set_makes_no_other_process():
         values = np.zeros([member_table.WRITTEN])
         values[:4] = [member_table.MemberState.ALIVE, 2, age, life]
         write(values)
-        return table.read()[1]
+        with tf.device(DEVICE):
+            entered = table.build_attendance(2)[1][1]
+        return table.read()[1], float(entered)
 
-    first = put(age=100.0, life=7.0)
+    first, entered = put(age=100.0, life=7.0)
     assert (first.arrivals, first.state) == (2, member_table.MemberState.ALIVE)
     # As if the clock had gone on by more than the process has aged.
-    assert put(age=40.0, life=7.0).entered == first.entered
-    other = put(age=1.0, life=8.0)
-    assert 90.0 < other.entered - first.entered
+    assert put(age=40.0, life=7.0)[1] == entered
+    other, entered_later = put(age=1.0, life=8.0)
+    assert 90.0 < entered_later - entered
+    assert (first.life, other.life) == (7.0, 8.0)
     assert table.read()[0].state == member_table.MemberState.UNKNOWN

@@ -53,8 +53,7 @@ class Member:
         infinite for never.
       arrivals: How many times it has come to the point where workers wait
         for each other.
-      entered: When its process did, seconds since the epoch by the server's
-        clock at that moment; 0 for never.
+      life: A number that its process alone has; 0 for never.
       word: What it tells of its training, a `fit_progress.Word`.
       figures: Those of its steps, a `step_figures.StepFigures`.
       seen: When its last sign of life came, seconds since the epoch by the
@@ -65,7 +64,7 @@ class Member:
     state: MemberState
     silent_for: float
     arrivals: int
-    entered: float = 0.0
+    life: float = 0.0
     word: fit_progress.Word = fit_progress.Word()
     figures: step_figures.StepFigures = step_figures.StepFigures()
     seen: float = 0.0
@@ -238,7 +237,7 @@ def parse(names, rows, now):
             MemberState(int(row[0])),
             now - row[1] if row[1] else float("inf"),
             int(row[2]),
-            float(row[_ENTERED]),
+            float(row[_LIFE]),
             fit_progress.Word.unpack(row[_OWN_COLUMNS:_WORD_END]),
             step_figures.StepFigures.unpack(row[_WORD_END:]),
             float(row[1]),

@@ -12,8 +12,6 @@ from tfdist.cluster import sessions
 # Lives of members after which all sessions are ended. Whoever has one opens
 # another.
 _LIVES = 16
-# By less a life's beginning seems to move, with what takes a message so long.
-_APART_SECONDS = 2.0
 
 
 class Remnants:
@@ -25,7 +23,8 @@ class Remnants:
 
     def __init__(self, address):
         self._address = address
-        self._entered = {}
+        # The life of each member, and how many others have begun since.
+        self._known = {}
         self._lives = 0
 
     def look(self, members):
@@ -35,9 +34,9 @@ class Remnants:
           members: List of `Member`, as they are now.
         """
         for member in members:
-            before = self._entered.get(member.name, 0.0)
-            self._entered[member.name] = member.entered
-            if before and member.entered - before > _APART_SECONDS:
+            before = self._known.get(member.name)
+            self._known[member.name] = member.life
+            if before and member.life != before:
                 self._lives += 1
         if self._lives < _LIVES:
             return

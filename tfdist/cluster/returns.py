@@ -7,9 +7,6 @@ from absl import logging
 from tfdist.cluster import fit_progress
 from tfdist.cluster import member_table
 
-# A later moment of entering than this many seconds is of another process; the
-# moment is reckoned from each heartbeat, which may be late.
-_OTHER_PROCESS_SECONDS = 2.0
 _GONE = {
     member_table.MemberState.FAILED: "has failed",
     member_table.MemberState.LEFT: "has left, as it was told to",
@@ -58,14 +55,14 @@ class Returns:
         """
         said = []
         for worker, member in enumerate(rows[: len(self._names)]):
-            if worker != self._own and member.entered:
+            if worker != self._own and member.life:
                 said += self._look_at(worker, member)
         return said
 
     def _look_at(self, worker, member):
         heard = self._clock() - member.silent_for
         before, heard_before = self._known.get(worker, (None, 0.0))
-        if before is None or not _is_other(before, member):
+        if before is None or member.life == before.life:
             self._known[worker] = member, heard
             return self._loss(worker, member)
         if member.word.number < max(before.word.number, 1):
@@ -97,10 +94,6 @@ class Returns:
         if not member.word.reached % 3 == 0:
             place = f", at {_place(_position(member.word))} of its data"
         return [f"{member.name} {how}{place}: the others go on without it."]
-
-
-def _is_other(before, member):
-    return member.entered - before.entered > _OTHER_PROCESS_SECONDS
 
 
 def _position(word):
