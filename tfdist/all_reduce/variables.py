@@ -6,6 +6,7 @@ import functools
 import keras
 import tensorflow as tf
 
+from tfdist import model_optimizers
 from tfdist import private_tensorflow
 from tfdist.saving import models
 from tfdist.saving import refusals
@@ -168,13 +169,8 @@ for _name in (
 
 def shared_by(model):
     """The variables of a `keras.Model` that all workers share, a list."""
-    optimizers = [
-        one
-        for one in vars(model).values()
-        if isinstance(one, keras.optimizers.Optimizer)
-    ]
     found = {}
-    for owner in (model, *optimizers):
+    for owner in (model, *model_optimizers.optimizers_of(model)):
         listed = owner.weights if owner is model else owner.variables
         for variable in map(plain, listed):
             if getattr(variable, "kind", Kind.OWN) is not Kind.OWN:
