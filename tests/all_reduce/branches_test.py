@@ -88,7 +88,7 @@ def test_a_branch_must_use_nothing_but_its_arguments():
 
     @tf.function
     def choose():
-        return branches.choose(
+        return branches.whole(
             tf.constant(True),
             lambda x: [x],
             lambda x: [x + variable],

@@ -12,7 +12,7 @@ def choose(condition, then, otherwise, tensors):
       condition: Scalar bool tensor.
       then: Callable of `tensors` that returns a list of tensors.
       otherwise: The same, with results of the same types. It must use no
-        tensors and variables but its arguments.
+        tensors and variables but its arguments, which `whole` alone checks.
       tensors: List of tensors, which may be handles of variables.
 
     Returns:
@@ -30,15 +30,13 @@ def whole(condition, then, otherwise, tensors):
     a model of 122 variables a fifth of the step.
     """
     specs = _specs(tensors)
-    taken = tf.function(then, autograph=False).get_concrete_function(*specs)
+    taken = _traced(then, specs)
     captured = taken.captured_inputs
 
     def ignoring(*tensors_and_captured):
         return otherwise(*tensors_and_captured[: len(tensors)])
 
-    left = tf.function(ignoring, autograph=False).get_concrete_function(
-        *specs, *_specs(captured)
-    )
+    left = _traced(ignoring, [*specs, *_specs(captured)])
     if left.captured_inputs:
         raise AssertionError(f"{otherwise} uses {left.captured_inputs}.")
     results = tf.raw_ops.If(
@@ -63,7 +61,10 @@ def lowered(condition, then, otherwise, tensors):
     tensor and each variable, but a branch is one operation, the call of a
     function: with 122 variables and their slots, about 5 % of a step.
     """
-    taken, left = (_kept(one, _specs(tensors)) for one in (then, otherwise))
+    taken, left = (
+        _traced(one, _specs(tensors), private_tensorflow.STAYS_A_FUNCTION)
+        for one in (then, otherwise)
+    )
 
     def call(function):
         # A branch has results.
@@ -76,10 +77,8 @@ def _specs(tensors):
     return [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
 
 
-def _kept(function, specs):
+def _traced(function, specs, attributes=None):
     traced = tf.function(
-        function,
-        autograph=False,
-        experimental_attributes=private_tensorflow.STAYS_A_FUNCTION,
+        function, autograph=False, experimental_attributes=attributes
     )
     return traced.get_concrete_function(*specs)

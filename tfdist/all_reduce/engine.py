@@ -191,8 +191,8 @@ class Engine:
         """Gives all workers the chief's values; see `Consistency`."""
         if self.updates_alike and variables:
             kinds = consistency_lib.kinds_of_devices(variables)
-            on = f"variables on {kinds}"
-            settings = f"{settings}; {on}" if settings else on
+            parts = settings, f"variables on {kinds}"
+            settings = "; ".join(filter(None, parts))
         with self.applying():
             self.consistency.adopt(moment, variables, settings)
 
@@ -274,13 +274,16 @@ class Engine:
             if number in self._lanes
         } or {self._last}
         if len(steps) == 1 and self._last:
-            (lanes,) = steps
+            (followed,) = steps
             chief = self.is_chief * tail_lib.IS_OVER
             over = 0.0
             while over < self.num_workers:
-                over = self.follow(lanes, over=1.0, chief=chief).over
-        lanes = sorted({lane for one in steps for lane in one}, key=_number)
-        trained = {id(v): v for lane in lanes for v in lane.trained}
+                over = self.follow(followed, over=1.0, chief=chief).over
+        used = sorted(
+            {lane for lanes in steps for lane in lanes},
+            key=lambda lane: lane.number,
+        )
+        trained = {id(v): v for lane in used for v in lane.trained}
         self.consistency.compare_trained(
             list(trained.values()), self.has_trained
         )
@@ -308,7 +311,3 @@ class Engine:
         """
         self._met_at = self.journal.count
         self._last = lanes or self._last
-
-
-def _number(lane):
-    return lane.number
