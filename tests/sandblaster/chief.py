@@ -122,11 +122,11 @@ class Chief:
             ),
         )
 
-    def begin(self, **kwargs):
+    def begin(self, counted=0):
         names = ("variables", "settings", "untrained", "batches", "data")
         description = dict.fromkeys(names, "")
         return self.coordinator.begin(
-            0, description, tf.constant(START), **kwargs
+            0, description, tf.constant(START), None, counted
         )
 
     def go_on(self):

@@ -21,7 +21,6 @@ from tfdist.cluster import snapshot_slots
 from tfdist.sandblaster import commands
 from tfdist.sandblaster import iteration_snapshots
 from tfdist.sandblaster import minimizer
-from tfdist.sandblaster import minimizing_fit
 from tfdist.sandblaster import samples
 from tfdist.sandblaster import work_queue
 
@@ -164,7 +163,7 @@ def test_another_process_goes_on_and_the_first_must_end(name, undisturbed):
     other = Chief(name)
     assert other.begin(counted=1)
     # Its optimizer counts on from where that of the first one began.
-    assert other.coordinator.counted == 3
+    assert other.coordinator.iterate(4)["iterations"] == 3 + 5
     before = other.shards.fetch(minimizer.POINTS[0]).numpy()
     # What the first one has sent is not carried out.
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
@@ -183,27 +182,6 @@ def test_another_process_goes_on_and_the_first_must_end(name, undisturbed):
     values, x = other.iterate(12)
     assert values[4] == expected[0][-1]
     assert (values[-1], x) == (undisturbed[0][-1], undisturbed[1])
-
-
-def test_a_worker_counts_iterations_as_the_chief_does():
-    """It may have been started again, and has counted none of those before."""
-    progress = {
-        "fit": 2,
-        "term": 1,
-        "done": 1,
-        "counted": 5,
-        "result": {"point": "x", "evaluation": 9},
-        "recent": [],
-    }
-    made = types.SimpleNamespace(
-        _training=types.SimpleNamespace(progress=lambda: progress),
-        _worker=types.SimpleNamespace(load=lambda *args: None),
-        _number=2,
-        _seen=0,
-        _before=0,
-    )
-    result = minimizing_fit.MinimizingFit._catch_up(made)
-    assert (made._before, result) == (5, progress["result"])
 
 
 # Three portions of eight, as many as `disturb` counts in an evaluation; one is

@@ -69,19 +69,11 @@ class Coordinator:
         self.has_begun = False
 
     @property
-    def counted(self):
-        """Iterations that the optimizer had counted before this call, an int.
-
-        As the process of the chief knew that has begun it.
-        """
-        return self._noted["counted"]
-
-    @property
     def parameters(self):
         """The parameters after the last iteration, a tensor."""
         return self._retained[1]
 
-    def begin(self, fit, description, values, loaded=None, counted=0):
+    def begin(self, fit, description, values, loaded, counted):
         """Begins a call of `fit`, or goes on with one.
 
         Args:
@@ -208,7 +200,8 @@ class Coordinator:
                     "end of iteration %d.",
                     record["done"],
                 )
-                return record
+                # An earlier version of tfdist noted no count.
+                return {"counted": 0, **record}
         return None
 
     def _start_again(self):
@@ -283,9 +276,10 @@ class Coordinator:
 
         Returns:
           The result of the last iteration, a dict: `outcome`, `value`,
-          `gradient_norm`, `step`, `evaluations`, `restarted`, and `point` with
-          the stamp of the `evaluation` and the `totals` there. The model has
-          its parameters, unless they were set since it was given them.
+          `gradient_norm`, `step`, `evaluations`, `restarted`, `iterations`
+          (those of calls before are among them), and `point` with the stamp of
+          the `evaluation` and the `totals` there. The model has its
+          parameters, unless they were set since it was given them.
         """
         is_new = False
         while (progress := self._progress.read())["done"] <= number:
@@ -304,6 +298,7 @@ class Coordinator:
         self._fence.refuse(progress["term"])
         made = self._minimizer.iterate(self._evaluation.evaluate)
         stamp, totals = self._evaluation.of(self._minimizer.point)
+        done = progress["done"]
         result = {
             "outcome": made.outcome.value,
             "value": made.value,
@@ -311,11 +306,11 @@ class Coordinator:
             "step": made.step,
             "evaluations": made.evaluations,
             "restarted": made.restarted,
+            "iterations": progress["counted"] + done + 1,
             "point": self._minimizer.point,
             "evaluation": stamp,
             "totals": totals.tolist(),
         }
-        done = progress["done"]
         self._note(
             {
                 "done": done + 1,

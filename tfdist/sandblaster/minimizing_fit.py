@@ -38,9 +38,8 @@ class MinimizingFit:
         # On other workers than the chief: the parameters of the last iteration
         # that the model has shown, or those that it began with.
         self._kept = None
-        # Iterations that this worker has seen; those that the optimizer had
-        # counted before, on the chief that has begun the call.
-        self._seen = self._before = 0
+        # Iterations that this worker has seen.
+        self._seen = 0
         self._is_set = False
         # Whether epochs were left out that are known from a snapshot alone.
         self._needs_snapshot = False
@@ -178,7 +177,6 @@ class MinimizingFit:
         self._gradients = portion_gradients.PortionGradients(
             training.strategy(), self._model, batches
         )
-        self._before = int(self._model.optimizer.iterations)
         self.running.before_end(self._end)
         name = training.over_losses(lambda: training.name_of(self._number))
         self._worker, self._coordinator, self._description = training.begin(
@@ -199,9 +197,8 @@ class MinimizingFit:
                 self._description,
                 self._gradients.values(),
                 loaded,
-                self._before,
+                int(self._model.optimizer.iterations),
             )
-            self._before = self._coordinator.counted
             if self._needs_snapshot and not goes_on:
                 raise ValueError(
                     "Argument `snapshot_dir` of FaultTolerance must be empty, "
@@ -267,7 +264,6 @@ class MinimizingFit:
             newest = progress["result"]
             if progress["fit"] != self._number or newest is None:
                 return None
-            self._before = progress["counted"]
             self._worker.load(newest["point"], newest["evaluation"])
             # Of the second iteration after it, the vector is a trial point.
             now = self._training.progress()
@@ -286,8 +282,10 @@ class MinimizingFit:
     def _show(self, result):
         """Shows the metrics of an iteration, and stops after the last one."""
         self._gradients.show(np.array(result["totals"]))
-        made = self._before + self._seen
-        self._model.optimizer.iterations.assign(made)
+        # In a snapshot of an earlier version of tfdist, a result has no count.
+        self._model.optimizer.iterations.assign(
+            result.get("iterations", self._seen)
+        )
         self._training.iterations.append(result)
         if float(self._model.optimizer.learning_rate) != 1.0:
             logging.log_first_n(
