@@ -44,31 +44,30 @@ def chief_and_other(state):
     [
         ([], ALIVE, True),
         ([], FINISHED, False),
-        ([(2, True)], ALIVE, True),
-        ([(2, False)], ALIVE, True),
-        ([(2, False), (3, True)], ALIVE, True),
-        ([(2, False), (3, True)], FINISHED, False),
-        ([(3, True), (3, False)], ALIVE, False),
-        ([(3, False), (4, True)], ALIVE, False),
+        ([1], ALIVE, True),
+        ([2], ALIVE, True),
+        ([2], FINISHED, False),
+        ([2, 3], ALIVE, False),
+        ([4], ALIVE, False),
     ],
 )
 def test_the_chief_waits_for_all_that_are_there(caplog, notes, state, waits):
     chief, other = chief_and_other(state)
     for note in notes:
-        other.note(*note)
+        other.note(note)
     chief.wait(3)
     assert ("Goes on without worker 1" in caplog.text) is waits
 
 
 def test_the_chief_remembers_who_has_ended_when_a_server_is_lost(caplog):
     chief, other = chief_and_other(ALIVE)
-    other.note(3, False)
+    other.note(3)
     chief.wait(3)
     chief._record.change(lambda rows, now: rows.clear())
     chief.wait(3)
     assert "Goes on without" not in caplog.text
     # But not of what has begun since.
-    other.note(3, True)
+    other.note(2)
     chief.wait(3)
     assert "Goes on without worker 1" in caplog.text
 

@@ -40,7 +40,7 @@ class Followers:
         membership,
         tolerance,
     ):
-        # Number of a worker -> call of `fit`, and whether the worker is in it.
+        # Number of a worker -> the last call of `fit` that it has ended.
         self._record = shared_record.SharedRecord(
             f"{namespace}/followers", device, here
         )
@@ -51,17 +51,16 @@ class Followers:
         self._membership = membership
         self._tolerance = tolerance
 
-    def note(self, number, is_in):
-        """Tells the chief whether this worker takes part in a call of `fit`.
+    def note(self, number):
+        """Tells the chief which call of `fit` this worker has ended last.
 
         Args:
-          number: Of the call.
-          is_in: Whether it has not ended it.
+          number: Of the call; -1 for none.
         """
 
         def change(rows, now):
             del now
-            rows[self._row] = [number, is_in]
+            rows[self._row] = number
 
         self._record.change(change)
 
@@ -86,8 +85,7 @@ class Followers:
             away = [
                 worker
                 for worker in self._others
-                if worker not in gone
-                and not _has_ended(rows.get(str(worker)), number)
+                if worker not in gone and rows.get(str(worker), -1) < number
             ]
             if not away:
                 return
@@ -117,17 +115,6 @@ class Followers:
     def absent_workers(self):
         """Returns an `AbsentWorkers`."""
         return AbsentWorkers(self._membership, self._tolerance.worker_timeout)
-
-
-def _has_ended(row, number):
-    """Whether a worker has ended a call of `fit`, or is past it.
-
-    Args:
-      row: Its call of `fit`, and whether it is in that; None for no call.
-      number: Of the call.
-    """
-    fit, is_in = (-1, False) if row is None else row
-    return fit > number or (fit == number and not is_in)
 
 
 class AbsentWorkers:

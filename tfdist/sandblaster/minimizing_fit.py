@@ -23,7 +23,8 @@ class MinimizingFit:
       number: Number of the call.
       frame: Its frame.
       running: Its `RunningFit`.
-      is_past: Whether the others have ended it: this process was started again.
+      is_past: Whether the chief has begun a later one: this process was
+        started again, and leaves this one out.
     """
 
     def __init__(self, training, number, frame, running, is_past):
@@ -219,7 +220,7 @@ class MinimizingFit:
         # A chief that has to leave comes back, and goes on.
         if self._coordinator is None:
             try:
-                self._training.followers.note(self._number, False)
+                self._training.followers.note(self._number)
             except tf.errors.OpError:
                 # The chief waits for nobody any more, or not without end.
                 logging.info("The servers have not heard of the end of `fit`.")

@@ -125,13 +125,15 @@ class SandblasterTraining:
         number = next(self._calls)
         board, is_from_snapshot = self.over_losses(self._known)
         fit, done = board.get("fit", -1), board.get("done", 0)
+        is_past = fit > number
         if not self._config.is_chief:
             # While it reads its data, too, the chief waits for it.
-            self.over_losses(lambda: self.followers.note(number, fit <= number))
-        if fit > number:
+            ended = number if is_past else number - 1
+            self.over_losses(lambda: self.followers.note(ended))
+        if is_past:
             _tell_left_out(number, fit, is_from_snapshot)
         self._fit = minimizing_fit.MinimizingFit(
-            self, number, frame, running, fit > number
+            self, number, frame, running, is_past
         )
         if fit == number and done:
             self._fit.go_on(frame, done, is_from_snapshot)
@@ -354,18 +356,15 @@ class SandblasterTraining:
 
 
 def _tell_left_out(number, fit, is_from_snapshot):
+    reason = "this process was started after the chief had begun call %d."
     if is_from_snapshot:
-        logging.warning(
-            "Call %d of `fit` is left out: a snapshot of parameter servers "
-            "is of call %d. If it is of another program, give each program "
-            "a `snapshot_dir` of its own.",
-            number + 1,
-            fit + 1,
+        reason = (
+            "a snapshot of parameter servers is of call %d. If it is of "
+            "another program, give each program a `snapshot_dir` of its own."
         )
-        return
     logging.warning(
-        "Call %d of `fit` is left out, and the model keeps its weights: this "
-        "process was started after the chief had begun call %d.",
+        "Call %d of `fit` is left out, and the model keeps its weights: "
+        + reason,
         number + 1,
         fit + 1,
     )
