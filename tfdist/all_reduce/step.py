@@ -1,11 +1,10 @@
 """One training step: which lanes it has, and which state it assigns."""
 
-import warnings
-
 import keras
 import tensorflow as tf
 
 from tfdist import compiled_parts
+from tfdist import missing_gradients
 from tfdist import private_keras
 from tfdist import private_tensorflow
 from tfdist.all_reduce import rows
@@ -80,7 +79,7 @@ class TrainingStep:
                 for gradient, variable in zip(grads, variables, strict=True)
                 if gradient is not None
             ]
-            check_gradients(grads, variables)
+            missing_gradients.refuse_or_warn(grads, variables)
             for _, variable in pairs:
                 _check_made_here(variable)
             self._add_lane(
@@ -113,28 +112,6 @@ class TrainingStep:
         if self._assigned and (self._trains or self.lanes):
             with compiled_parts.outside():
                 self._add_lane(None, [], [])
-
-
-def check_gradients(grads, variables):
-    """Refuses or warns as Keras does, which sees no gradients that are None.
-
-    Raises:
-      ValueError: All are None.
-    """
-    missing = [
-        getattr(variable, "path", variable.name)
-        for gradient, variable in zip(grads, variables, strict=True)
-        if gradient is None
-    ]
-    if missing and len(missing) == len(variables):
-        raise ValueError("No gradients provided for any variable.")
-    if missing:
-        warnings.warn(
-            f"Gradients do not exist for variables {missing} when minimizing "
-            "the loss. If using `model.compile()`, did you forget to provide "
-            "a `loss` argument?",
-            stacklevel=2,
-        )
 
 
 def _check_made_here(variable):

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.all_reduce import step as step_lib
+from tfdist import missing_gradients
 
 _DTYPES = ("float32", "float64")
 # Keras's name of the state of random numbers.
@@ -278,7 +278,7 @@ class _Sink:
         self._has_gradients = True
         if variables is None:
             variables = self._gradients._variables  # noqa: SLF001
-        step_lib.check_gradients(gradients, variables)
+        missing_gradients.refuse_or_warn(gradients, variables)
         self._gradients._add(  # noqa: SLF001
             self._loss, gradients, variables, self._examples
         )
