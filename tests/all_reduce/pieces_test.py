@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.all_reduce import pieces
-from tfdist.all_reduce import tail as tail_lib
+from tfdist.all_reduce import rates as rates_lib
 from tfdist.cluster import collective_sums
 
 SHAPES = [
@@ -106,10 +106,11 @@ def test_small_vectors_go_to_all_others_and_large_ones_around():
 def test_the_chiefs_rates_arrive_bit_for_bit(dtype, rate):
     rates = [tf.constant(rate, dtype), tf.constant(0.7, tf.float32)]
     # Of the chief, and of a worker whose rates are others.
-    first = tf.concat(tail_lib.rate_numbers(rates, True), 0)
+    chiefs = rates_lib.ChiefRates(rates)
+    first = chiefs.numbers(True)
     others = [tf.constant(0.3, one.dtype) for one in rates]
-    second = tf.concat(tail_lib.rate_numbers(others, False), 0)
-    assert len(first) == tail_lib.rate_length(rates)
-    found = tail_lib.rates_of(first + second, rates)
+    second = rates_lib.ChiefRates(others).numbers(False)
+    assert len(first) == chiefs.length
+    found = chiefs.of(first + second)
     for one, expected in zip(found, rates, strict=True):
         assert one.numpy().tobytes() == expected.numpy().tobytes()

@@ -10,6 +10,7 @@ from tfdist import private_tensorflow
 from tfdist.all_reduce import branches
 from tfdist.all_reduce import optimizers
 from tfdist.all_reduce import pieces
+from tfdist.all_reduce import rates as rates_lib
 from tfdist.all_reduce import rows as rows_lib
 from tfdist.all_reduce import tail as tail_lib
 from tfdist.all_reduce.variables import plain
@@ -43,13 +44,14 @@ class Lane:
         reduced = [*dense, *states]
         self._specs = _specs(reduced)
         self._names = [v.name.split(":")[0] for v in [*reduced, *tables]]
-        # The chief's count for all.
-        self._rates = [
-            rate.value
-            for rate in private_keras.learning_rate_variables(optimizer)
-        ]
+        self._rates = rates_lib.ChiefRates(
+            [
+                rate.value
+                for rate in private_keras.learning_rate_variables(optimizer)
+            ]
+        )
         self._layout = pieces.Layout(
-            self._specs, tail_lib.LENGTH + tail_lib.rate_length(self._rates)
+            self._specs, tail_lib.LENGTH + self._rates.length
         )
         self._name = f"{number}/{self._specs}"
         self._tables = [
@@ -196,8 +198,8 @@ class Lane:
     def _numbers(self, mine):
         """Builds the tail of this worker's `Tail`, and the chief's rates."""
         numbers = tf.stack([tf.cast(x, tf.float32) for x in mine])
-        rates = tail_lib.rate_numbers(self._rates, self._engine.is_chief)
-        return tf.concat([numbers, *rates], 0)
+        rates = self._rates.numbers(self._engine.is_chief)
+        return tf.concat([numbers, rates], 0)
 
     def _nothing(self, numbers):
         """Builds the vectors of a worker that adds a tail alone."""
@@ -226,11 +228,11 @@ class Lane:
 
     def _finish(self, sums, before):
         """Builds the step with the sums; returns their `Tail`."""
-        tail, _ = tail_lib.split(self._layout.tail(sums))
+        tail, _ = self._told(sums)
         if not (self._engine.check.looks and self._checks_gradients):
             self._take(sums, before)
             return tail
-        changed = [*self.states, *self._rates]
+        changed = [*self.states, *self._rates.variables]
         cuts = len(sums), len(sums) + len(before)
 
         def step(*tensors):
@@ -240,7 +242,8 @@ class Lane:
         def leave_out(*tensors):
             """Nothing of any worker counts: nothing is new but the rates."""
             values = list(tensors[cuts[0] : cuts[1]])
-            values += self._chiefs_rates(tensors[: cuts[0]])
+            _, numbers = self._told(tensors[: cuts[0]])
+            values += self._rates.of(numbers)
             for handle, value in zip(tensors[cuts[1] :], values, strict=True):
                 tf.raw_ops.AssignVariableOp(resource=handle, value=value)
             return []
@@ -251,17 +254,14 @@ class Lane:
         )
         return tail
 
-    def _chiefs_rates(self, sums):
-        _, numbers = tail_lib.split(self._layout.tail(sums))
-        return tail_lib.rates_of(numbers, self._rates)
+    def _told(self, sums):
+        """Returns the `Tail` of sums, and those of the chief's rates."""
+        return tail_lib.split(self._layout.tail(sums))
 
     def _build_step(self, sums, before):
         """Builds the chief's rates, the means of state, and Keras's step."""
-        tail, _ = tail_lib.split(self._layout.tail(sums))
-        for rate, value in zip(
-            self._rates, self._chiefs_rates(sums), strict=True
-        ):
-            rate.assign(value)
+        tail, numbers = self._told(sums)
+        self._rates.assign(numbers)
         most = tf.maximum(tail.gradients, 1.0)
         divided = [tf.math.divide(v, tf.cast(most, v.dtype)) for v in sums]
         means = self._layout.tensors(divided)

@@ -5,7 +5,6 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfdist import private_tensorflow
-from tfdist.all_reduce import pieces
 
 # The chief's `Tail.chief`.
 TRAINS, STOPS, IS_OVER = 0.0, 1.0, 2.0
@@ -64,58 +63,3 @@ def without_share(vector):
 def split(vector):
     """Returns the `Tail` of summed numbers, and what follows it."""
     return Tail(*tf.unstack(vector[:LENGTH])), vector[LENGTH:]
-
-
-def rate_length(rates):
-    """The number of `rate_numbers` of a list of rates, an int."""
-    return sum(
-        pieces.wire_dtype(rate.dtype, "learning_rate").size // 2
-        for rate in rates
-    )
-
-
-def rate_numbers(rates, is_chief):
-    """Returns learning rates as numbers whose sums are exact.
-
-    Halves of 16 bits, which float32 holds; zeros from all but the chief.
-
-    Args:
-      rates: List of scalar tensors.
-      is_chief: Whether this worker is.
-
-    Returns:
-      A list of float32 vectors, one for each rate.
-    """
-    found = []
-    for rate in rates:
-        rate = tf.cast(rate, pieces.wire_dtype(rate.dtype, "learning_rate"))
-        words = tf.reshape(tf.bitcast(rate, tf.int32), [-1])
-        halves = [tf.bitwise.right_shift(words, 16), words]
-        halves = tf.bitwise.bitwise_and(tf.stack(halves), 0xFFFF)
-        numbers = tf.cast(halves, tf.float32) * float(is_chief)
-        found.append(tf.reshape(numbers, [-1]))
-    return found
-
-
-def rates_of(numbers, rates):
-    """Returns the rates that `rate_numbers` of all workers add up to.
-
-    Args:
-      numbers: The vector of the sums, of length `rate_length`.
-      rates: List of what has the rates' dtypes.
-
-    Returns:
-      A list of scalar tensors.
-    """
-    numbers = tf.cast(numbers, tf.int32)
-    found = []
-    for rate in rates:
-        length = rate_length([rate])
-        high, low = tf.unstack(tf.reshape(numbers[:length], [2, -1]))
-        words = tf.bitwise.bitwise_or(tf.bitwise.left_shift(high, 16), low)
-        is_one_word = words.shape[0] == 1
-        words = words[0] if is_one_word else words
-        wide = tf.bitcast(words, pieces.wire_dtype(rate.dtype, "learning_rate"))
-        found.append(tf.cast(wide, rate.dtype))
-        numbers = numbers[length:]
-    return found

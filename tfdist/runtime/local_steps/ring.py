@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfdist import private_keras
 from tfdist.all_reduce import pieces
+from tfdist.all_reduce import rates as rates_lib
 from tfdist.all_reduce import tail as tail_lib
 from tfdist.cluster import collective_sums
 from tfdist.runtime.exchange import exchange
@@ -193,7 +194,7 @@ class Ring:
     def average(self, inner, records, this_round, finite=None):
         """Builds the means over all workers of what is to be done.
 
-        With them comes the chief's learning rate.
+        With them come the chief's learning rates.
 
         Args:
           inner: The `Inner`.
@@ -216,19 +217,15 @@ class Ring:
             factor = this_round.share if this_round.takes_part else 0.0
             shares.append(share * tf.cast(factor, share.dtype))
         specs = [tf.TensorSpec(share.shape, share.dtype) for share in shares]
-        rates = self.rates_of(inner.optimizer())
-        layout = pieces.Layout(specs, tail_lib.rate_length(rates))
-        tail = tail_lib.rate_numbers(rates, self._is_chief)
-        tail = tf.concat(tail, 0) if tail else None
+        rates = rates_lib.ChiefRates(self.rates_of(inner.optimizer()))
+        layout = pieces.Layout(specs, rates.length)
         name = f"exchange/{number_of(inner)}/{specs}"
         vectors = layout.sums(
-            layout.vectors(shares, tail),
+            layout.vectors(shares, rates.numbers(self._is_chief)),
             lambda vector, piece: self._sum(vector, f"{name}/{piece}", piece),
         )
-        if rates:
-            chiefs = tail_lib.rates_of(layout.tail(vectors), rates)
-            for rate, value in zip(rates, chiefs, strict=True):
-                rate.assign(value, read_value=False)
+        if rates.length:
+            rates.assign(layout.tail(vectors))
         this_round.num_bytes = collective_sums.bytes_sent(
             [_CALL_BYTES, *layout.piece_bytes()], self.num_workers
         )
