@@ -12,22 +12,25 @@ from tfdist.all_reduce.consistency import Moment
 
 
 class Others:
-    """Collectives, in which another worker is at a moment of its own."""
+    """Collectives, in which another worker's row has another number."""
 
-    def __init__(self, moment):
-        self._moment = moment
+    def __init__(self, column, number):
+        self._column = column
+        self._number = number
 
     def gather(self, row, name):
         """Returns the rows of both."""
         del name
-        return np.array([row, [int(self._moment), *row[1:]]], np.int64)
+        rows = np.array([row, row], np.int64)
+        rows[1, self._column] = self._number
+        return rows
 
 
 @pytest.mark.parametrize(
     ("other", "needs_batch"), [(Moment.STEP, True), (Moment.BARRIER, False)]
 )
 def test_a_worker_that_is_elsewhere_is_named(other, needs_batch):
-    both = consistency.Consistency(Others(other), ("one", "two"))
+    both = consistency.Consistency(Others(0, other), ("one", "two"))
     with pytest.raises(RuntimeError, match="two is at .* one at") as caught:
         both.meet(Moment.END_OF_FIT, 1)
     assert ("each worker needs one" in str(caught.value)) is needs_batch
@@ -54,16 +57,7 @@ def test_workers_that_make_the_same_updates_compare_their_devices(
 
 
 def test_an_error_says_how_this_worker_trains():
-    class Others:
-        """Collectives, in which the other worker has another device."""
-
-        def gather(self, row, name):
-            """Returns the rows of both."""
-            del name
-            rows = np.array([row, row])
-            rows[1, 3] += 1
-            return rows
-
-    both = consistency.Consistency(Others(), ("one", "two"))
+    # No checksum of settings is negative.
+    both = consistency.Consistency(Others(3, -1), ("one", "two"))
     with pytest.raises(ValueError, match="^two .* kind of device.* GPU$"):
         both.adopt(Moment.FIT, [tf.Variable(1.0)], "variables on GPU")

@@ -41,7 +41,9 @@ def test_several_optimizers_have_gradients_missing_and_the_chief_s_rates(
 ):
     strategy = tfdist.AllReduceStrategy()
     with strategy.scope():
-        variables = [keras.Variable([1.0], name=name) for name in "abc"]
+        *variables, other = [
+            keras.Variable([1.0], name=name) for name in "abcd"
+        ]
         pick = keras.optimizers.OptimizerMap(
             keras.optimizers.SGD(1.0), {"b": keras.optimizers.SGD(2.0)}
         )
@@ -60,3 +62,6 @@ def test_several_optimizers_have_gradients_missing_and_the_chief_s_rates(
     strategy._engine.is_chief = False
     assert take(one, one, one) == [0.0, -1.0, 1.0]
     assert [float(one.learning_rate) for one in several.optimizers] == [0, 0]
+    # Keras's own refusal.
+    with pytest.raises(ValueError, match="4 gradients and 3 variables"):
+        strategy.run(optimizer.apply, ([one] * 4, [*variables, other]))

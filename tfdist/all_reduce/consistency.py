@@ -65,14 +65,13 @@ class Consistency:
         """
         row = [int(moment), *numbers, *[0] * (4 - len(numbers))]
         rows = self._collectives.gather(row, "meeting")
-        for worker in np.flatnonzero(rows[:, 0] != rows[0, 0]):
-            needs_batch = ""
-            if Moment.STEP in rows[:, 0]:
-                needs_batch = (
-                    " A step that runs eagerly (run_eagerly=True) is known "
-                    "from the first batch on: each worker needs one in its "
-                    "first `fit`."
-                )
+        needs_batch = ""
+        if Moment.STEP in rows[:, 0]:
+            needs_batch = (
+                " A step that runs eagerly (run_eagerly=True) is known from "
+                "the first batch on: each worker needs one in its first `fit`."
+            )
+        for worker in _differ(rows[:, 0]):
             raise RuntimeError(
                 f"{self._names[worker]} is at {_AT[rows[worker, 0]]} and "
                 f"{self._names[0]} at {_AT[rows[0, 0]]}: all workers must run "
@@ -107,16 +106,14 @@ class Consistency:
           ModelMismatchError: Another worker's model differs.
           ValueError: Its settings do.
         """
-        texts = [f"{v.shape} {v.dtype.name}" for v in variables]
         facts = [
-            len(variables),
-            _checksum(json.dumps(texts).encode()),
+            *_kinds(variables),
             _checksum(settings.encode()),
             _checksum(*map(_bits, variables)),
         ]
         rows = self.meet(moment, *facts)
         if _differ(rows[:, :2]).size:
-            self._refuse_model(variables, texts, rows[:, 0].max())
+            self._refuse_model(variables, rows[:, 0].max())
         for worker in _differ(rows[:, 2]):
             raise ValueError(
                 f"{self._names[worker]} trains with another optimizer, other "
@@ -129,15 +126,16 @@ class Consistency:
         for variable in variables:
             variable.is_agreed = True
 
-    def _refuse_model(self, variables, texts, length):
-        keys = [_checksum(text.encode()) for text in texts]
+    def _refuse_model(self, variables, length):
+        keys = [_checksum(_kind(v).encode()) for v in variables]
         keys += [0] * (length - len(keys))
         columns = self._collectives.gather(keys, "model")
         place = int(np.argmax((columns != columns[0]).any(axis=0)))
         worker = int(np.argmax(columns[:, place] != columns[0, place]))
         here = "none"
         if place < len(variables):
-            here = f"{variables[place].name!r} of {texts[place]}"
+            variable = variables[place]
+            here = f"{variable.name!r} of {_kind(variable)}"
         raise ModelMismatchError(
             f"{self._names[worker]} trains another model or optimizer than "
             f"{self._names[0]}: all workers must make the same. The first "
@@ -189,13 +187,7 @@ class Consistency:
           DifferentValuesError: As of `compare`.
         """
         variables = [v for v in variables if not v.is_rate]
-        texts = [f"{v.shape} {v.dtype.name}" for v in variables]
-        rows = self.meet(
-            Moment.BARRIER,
-            len(variables),
-            _checksum(json.dumps(texts).encode()),
-            has_trained,
-        )
+        rows = self.meet(Moment.BARRIER, *_kinds(variables), has_trained)
         are_alike = variables and not _differ(rows[:, :2]).size
         if rows[:, 2].any() and are_alike:
             self._compare_each(
@@ -224,6 +216,16 @@ def _differ(rows):
     """Numbers of the workers whose row is not the chief's."""
     rows = rows.reshape([len(rows), -1])
     return np.flatnonzero((rows != rows[0]).any(axis=1))
+
+
+def _kind(variable):
+    return f"{variable.shape} {variable.dtype.name}"
+
+
+def _kinds(variables):
+    """Number of variables, and a checksum of their shapes and dtypes."""
+    texts = json.dumps([_kind(variable) for variable in variables])
+    return len(variables), _checksum(texts.encode())
 
 
 def _bits(variable):

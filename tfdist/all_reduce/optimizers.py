@@ -50,8 +50,8 @@ def apply(optimizer, gradients, variables):
             for variable, gradient in zip(variables, gradients, strict=True)
         }
         trained = private_keras.trained_by(optimizer)
-        # Keras refuses variables that it does not train.
-        if found.keys() <= set(map(id, trained)):
-            variables = trained
-            gradients = [found.get(id(variable)) for variable in trained]
+        # Keras refuses those of `variables` that it does not train.
+        by_id = {id(v): v for v in [*trained, *variables]}
+        variables = list(by_id.values())
+        gradients = [found.get(key) for key in by_id]
     optimizer.apply(gradients, variables)
