@@ -87,9 +87,9 @@ def test_fit_begins_with_the_epoch_that_it_is_told():
 
     class Told(keras.callbacks.Callback):
         def on_train_begin(self, logs=None):
-            assert private_keras.initial_epoch_of(self.model) is None
+            assert private_keras.epoch_set_on(self.model) is None
             private_keras.set_initial_epoch(self.model, 2)
-            assert private_keras.initial_epoch_of(self.model) == 2
+            assert private_keras.epoch_set_on(self.model) == 2
 
         def on_epoch_begin(self, epoch, logs=None):
             seen.append(epoch)

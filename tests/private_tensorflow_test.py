@@ -359,6 +359,13 @@ def test_a_hidden_variable_is_not_asked_for_by_anybody():
         variable + tf.ones([2, 2])[0, 0] * tf.ones([3])
 
 
+def test_a_variable_can_take_over_the_identity_of_another_one():
+    one, other = map(private_tensorflow.hidden_variable, (1.0, 2.0))
+    assert one._unique_id != other._unique_id
+    private_tensorflow.take_over_identity(one, other)
+    assert one._unique_id == other._unique_id
+
+
 def test_branches_and_loops_are_told_from_functions():
     """Of what is called within a graph, a function's body runs once."""
     found = {}

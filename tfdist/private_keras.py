@@ -1,11 +1,11 @@
 """Every private name that tfdist takes from Keras.
 
-Nothing else in the package imports from `keras.src` or uses an attribute of
-Keras's that begins with an underscore; Keras's call stack is read in
-`private_keras_calls`. Each function says why the public interface does not do.
+Names of adapters of data are in `private_keras_data`, and Keras's call stack is
+read in `private_keras_calls`. Nothing else in the package imports from
+`keras.src` or uses an attribute of Keras's that begins with an underscore. Each
+function says why the public interface does not do.
 `tests/private_keras_test.py` has a canary for each, and a name whose absence
-would go unnoticed is required here (`require`). Names of adapters of data are
-in `private_keras_data`.
+would go unnoticed is required here (`require`).
 """
 
 import keras
@@ -76,8 +76,8 @@ def move_variable(variable, device):
     give a variable another one. Whoever holds the Keras variable sees the
     same value on the new device. A function that was traced with the old one
     fails when it is called, and does not go on with a value that nobody sees.
-    Keras's optimizers know variables (their slots, exclusion from weight
-    decay) by a private name of the `tf.Variable`, which the new one takes over.
+    Keras's optimizers know it by the identity of the `tf.Variable`, which the
+    new one takes over.
     """
     require(variable, "_value")
     value = variable.value
@@ -94,8 +94,7 @@ def move_variable(variable, device):
             synchronization=value.synchronization,
             aggregation=value.aggregation,
         )
-    require(moved, "_unique_id")
-    moved._unique_id = value._unique_id
+    private_tensorflow.take_over_identity(moved, value)
     variable._value = moved
     private_tensorflow.empty_variable(value.handle, value.dtype)
 
@@ -109,7 +108,7 @@ def set_initial_epoch(model, epoch):
     model._initial_epoch = epoch
 
 
-def initial_epoch_of(model):
+def epoch_set_on(model):
     """The epoch that `set_initial_epoch` or a callback has set; None if none.
 
     There is no public name for it.

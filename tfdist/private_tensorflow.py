@@ -388,6 +388,15 @@ def hidden_variable(value, shape=None):
     return ResourceVariable(initial_value=value, trainable=False, shape=shape)
 
 
+def take_over_identity(variable, other):
+    """Makes a `tf.Variable` pass for another one.
+
+    Keras's optimizers know variables (their slots, exclusion from weight
+    decay) by this attribute, which has no public name.
+    """
+    variable._unique_id = other._unique_id
+
+
 def empty_variable(handle, dtype):
     """Takes the value out of a resource variable that is no longer used.
 

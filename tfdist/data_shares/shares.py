@@ -134,7 +134,7 @@ class _Passed:
         self._known = known
 
     def __call__(self):
-        epoch = private_keras.initial_epoch_of(self._model)
+        epoch = private_keras.epoch_set_on(self._model)
         if epoch is None or private_keras_data.adapts_generator(self._adapter):
             return self._known
         passed = max(self._known, epoch - self._first)
