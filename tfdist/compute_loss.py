@@ -1,10 +1,10 @@
-"""Calls of `keras.Model.compute_loss`, as Keras's own steps call it."""
+"""Calls of methods of Keras models whose overrides may lack `training`."""
 
 import inspect
 
 
 def call(compute_loss, x, y, y_pred, sample_weight, training=True):
-    """Returns what a model's `compute_loss` returns.
+    """Calls a model's `compute_loss` as Keras's own steps do.
 
     Args:
       compute_loss: A bound method; an override may leave out `training`, and
@@ -14,6 +14,9 @@ def call(compute_loss, x, y, y_pred, sample_weight, training=True):
       y_pred: Outputs.
       sample_weight: Of the examples, or None.
       training: Whether it is the loss of a training step.
+
+    Returns:
+      The loss, a scalar tensor.
     """
     named = {"training": training} if takes_training(compute_loss) else {}
     return compute_loss(x, y, y_pred, sample_weight, **named)
