@@ -5,8 +5,8 @@ import numpy as np
 import tensorflow as tf
 
 from tests.all_reduce import programs
-from tfdist.all_reduce import variables as variables_lib
 import tfdist
+from tfdist.all_reduce import variables as variables_lib
 
 
 class Alternating(keras.Model):
