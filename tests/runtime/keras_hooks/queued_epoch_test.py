@@ -44,3 +44,16 @@ def test_servers_with_snapshots_of_a_later_epoch_are_refused(latest):
     # Others are further: this worker follows them.
     queue = portion_queue.PortionQueue(latest, ENDS)
     begun(latest, queue)._check_progress()
+
+
+def test_a_server_that_lost_the_queue_learns_what_workers_now_gone_have_done():
+    queue = portion_queue.PortionQueue(number(2, 1), [1, 2, 3])
+    queue.take(1)
+    queue.complete(0, worker=1)
+    epoch = begun(-1)
+    epoch._queued_work.worker, epoch._ends = 0, [1, 2, 3]
+    _, (epoch._portion, _) = epoch._take_from(queue)
+    # Worker 1 is gone by the time that the server is started again.
+    again, _ = epoch._tell_known(None)
+    assert again.done() == [0]
+    assert again.held() == {0: 1}

@@ -251,6 +251,8 @@ class QueuedEpoch:
             return None, (None, True)
         portion = queue.take(self._queued_work.worker)
         self._held = queue.held()
+        # Also by workers that may be gone when a server is started again.
+        self._done.update(queue.done())
         return queue, (portion, queue.is_done)
 
     def _current(self, queue):
