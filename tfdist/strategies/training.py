@@ -166,8 +166,8 @@ class TrainingMixin:
           server died or could not be reached in the middle of the exchange.
           Where exchanges are decided over in common, a server has applied
           what has been accepted (with `SoftSync`, also what did not fill an
-          update when training ended). `pushed` = `applied` + `dropped` +
-          `elsewhere` + `lost` on each server.
+          update when training ended or the first server died). `pushed` =
+          `applied` + `dropped` + `elsewhere` + `lost` on each server.
         """
         self.pull()
         journal = self._runtime.journal

@@ -1,12 +1,19 @@
 """What becomes of gradients when a ledger begins a new epoch."""
 
 import dataclasses
+import functools
+import itertools
+import types
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist.runtime import runtime
+from tfdist.runtime.coordination import coordination
 from tfdist.runtime.coordination import epoch_fence
+from tfdist.runtime.variables import traced_calls
+from tfdist.synchronization import SoftSync
 from tfdist.synchronization import state as state_lib
 from tfdist.synchronization.state import Phase
 from tfdist.synchronization.state import Status
@@ -156,3 +163,100 @@ def test_without_the_first_server_who_is_there_is_expected():
         Status.GONE,
         Status.EXPECTED,
     ]
+
+
+class Worker:
+    """A worker under SoftSync with two servers, which are in this process.
+
+    Attributes:
+      coordination: Its `Coordination`.
+      ledger: Its `Ledger`.
+      runtime: Its `Runtime`.
+    """
+
+    def __init__(self, worker_id):
+        home, *servers = (
+            device.name for device in tf.config.list_logical_devices("CPU")[:3]
+        )
+        parts = runtime.Parts(
+            coordination=functools.partial(
+                coordination.Coordination,
+                method=SoftSync(2).resolve(WORKERS),
+                correction=None,
+                worker_names=[f"worker {k}" for k in range(WORKERS)],
+                worker_id=worker_id,
+                worker_timeout=10.0,
+                start_timeout=10.0,
+                members_table=None,
+            )
+        )
+        self.runtime = runtime.Runtime(
+            parts,
+            namespace="epoch_fence_test",
+            devices=servers,
+            worker_device=home,
+            worker_id=worker_id,
+            is_chief=worker_id == 0,
+            timeout=10.0,
+        )
+        self.coordination = self.runtime.coordination
+        self.ledger = self.coordination._ledger_named("0")
+
+    def put(self, state, executed):
+        """Servers have that state, and have carried out as much of the log."""
+        ledger = self.ledger
+
+        def build():
+            tf.raw_ops.AssignVariableOp(
+                resource=ledger.state_handle(), value=state.pack()
+            )
+            for shard, number in enumerate(executed):
+                ledger.executed(shard).set(number)
+
+        traced_calls.trace(build)()
+
+    def read(self):
+        """Entries that the servers have carried out, and their epochs."""
+        ledger = self.ledger
+
+        def build():
+            counters = [
+                counter(shard).read()
+                for counter in (ledger.executed, ledger.epoch)
+                for shard in (0, 1)
+            ]
+            with tf.device(self.runtime.store.worker_device):
+                return tf.stack(counters)
+
+        return np.split(traced_calls.trace(build)().numpy(), 2)
+
+
+# By number.
+worker = functools.cache(Worker)
+# Of servers: no two processes have the same.
+_lives = itertools.count(1)
+
+
+def test_what_is_lost_does_not_count_as_accepted(monkeypatch):
+    made = worker(0).coordination
+    journal = types.SimpleNamespace(count=3, drops=0)
+    monkeypatch.setattr(worker(0).runtime, "journal", journal)
+    state = empty()
+    for first, count in ((1, 0), (0, 2), (1, 0)):
+        state = applied(arrived(state, 0), 0, first=first, count=count)
+    expected = [True] * WORKERS
+
+    def counts():
+        found = made.counts()["worker 0"]
+        return [found[kind] for kind in ("pushed", "accepted", "dropped")]
+
+    # The first server is lost, and what it has counted.
+    lives = [next(_lives), 0]
+    worker(0).put(empty(), executed=[0, 3])
+    made.renew(lives, expected)
+    assert counts() == [3, 3, 0]
+    # The second one is, and the gradient that did not fill an update.
+    monkeypatch.setattr(worker(0).runtime.recovery, "incarnations", lives)
+    worker(0).put(state, executed=[3, 3])
+    made.renew([lives[0], next(_lives)], expected)
+    assert counts() == [3, 2, 1]

@@ -191,11 +191,12 @@ class Coordination:
           incarnations: The lives that the servers are in now, list of int.
           expected: List of bool: which workers take part.
         """
+        # A first server that was not lost knows better: some were lost.
+        is_known = incarnations[0] == self._runtime.recovery.incarnations[0]
         for ledger in self.ledgers:
             ledger.agreement.again()
-            ledger.renew(
-                incarnations, expected, self._accepted_by(ledger)
-            ).log()
+            accepted = 0 if is_known else self._accepted_by(ledger)
+            ledger.renew(incarnations, expected, accepted).log()
         self._retired.restore()
         self._runtime.corrector.prepare_again()
         self._log.clear()
