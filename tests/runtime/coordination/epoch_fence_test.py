@@ -237,6 +237,49 @@ worker = functools.cache(Worker)
 _lives = itertools.count(1)
 
 
+@pytest.mark.parametrize("server", [0, 1])
+def test_who_dies_in_the_middle_leaves_the_new_epoch_to_the_next(
+    monkeypatch, server
+):
+    fence = worker(0).ledger._renewal
+    monkeypatch.setattr(fence, "_functions", {})
+    whole = fence._renew_server
+
+    def torn(shard, *args):
+        if shard < server:
+            return whole(shard, *args)
+        return [tf.debugging.Assert(False, ["its worker is gone"])]
+
+    monkeypatch.setattr(fence, "_renew_server", torn)
+    state = applied(arrived(applied(arrived(empty(), 0), 0), 1), 1)
+    worker(0).put(state, executed=[2, 2])
+    before = worker(0).read()[1]
+    lives = [0, next(_lives)]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="is gone"):
+        worker(0).ledger.renew(lives)
+    # What workers send of the old epoch counts no more.
+    assert worker(0).read()[1][0] > before[0]
+    ledger = worker(1).ledger
+    assert ledger.renew(lives).began
+    executed, epochs = worker(1).read()
+    assert executed.tolist() == [0, 0]
+    assert epochs.tolist() == [ledger._known_epoch] * 2
+    assert int(ledger.tick().version) == 2
+    assert not ledger.renew(lives).began
+
+
+def test_no_branch_under_the_locks_runs_on_the_worker():
+    ledger = worker(1).ledger
+    ledger.renew([0, next(_lives)])
+    (function,) = ledger._renewal._functions.values()
+    branches = {
+        tf.DeviceSpec.from_string(op.device).device_index
+        for op in function.graph.get_operations()
+        if op.type in ("If", "StatelessIf")
+    }
+    assert branches == {1, 2}
+
+
 def test_what_is_lost_does_not_count_as_accepted(monkeypatch):
     made = worker(0).coordination
     journal = types.SimpleNamespace(count=3, drops=0)

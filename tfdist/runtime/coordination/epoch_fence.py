@@ -5,6 +5,9 @@ decided over, and how much of the log it had carried out; the first server has
 lost the decisions as well. So nothing undecided or not yet carried out may
 count any more: what a worker sends of the epoch before is void, on all servers
 (a fencing token). Workers whose gradients are void compute new ones.
+
+If the worker that begins an epoch dies in the middle, the next one begins it
+again: the first server takes note of the servers' lives last.
 """
 
 import dataclasses
@@ -147,20 +150,22 @@ class EpochFence:
                 new = self._know_accepted(new, accepted)
                 lost = tf.where(stale, lost, tf.zeros_like(lost))
                 epoch = tf.where(stale, now, ledger.epoch(0).read_or_zero())
-                done = [
-                    tf.raw_ops.AssignVariableOp(
+                # First: what workers still send of the old epoch is void.
+                begun = ledger.epoch(0).set(epoch)
+                with tf.control_dependencies([begun]):
+                    decided = tf.raw_ops.AssignVariableOp(
                         resource=ledger.state_handle(), value=new.pack()
-                    ),
-                    tf.raw_ops.AssignVariableOp(
-                        resource=ledger.incarnations(), value=mine
-                    ),
-                ]
+                    )
             # TensorFlow does not know that branches have these in common.
-            read = [executed.op, updates.op, epoch.op]
-            with tf.control_dependencies([*read, *done]):
+            done = [executed.op, updates.op, epoch.op, decided]
+            with tf.control_dependencies(done):
                 for shard in range(store.num_shards):
                     done += self._renew_server(shard, stale, epoch, new.version)
             with tf.control_dependencies(done), tf.device(store.devices[0]):
+                # Last: if this worker dies before, the next one renews again.
+                tf.raw_ops.AssignVariableOp(
+                    resource=ledger.incarnations(), value=mine
+                )
                 # Who waits is to look.
                 ledger.build_wake(tf.logical_and(stale, old.waiting))
         effects = resources.effects(graph.get_operations()[before:])
@@ -192,19 +197,21 @@ class EpochFence:
 
         def renew():
             with tf.device(device):
-                ledger.executed(shard).set(0)
-                ledger.updates(shard).set(version)
-                ledger.epoch(shard).set(epoch)
-                # Those that a server still has stay true.
-                ledger.leftovers.create(shard)
-                if self._staged.get(shard):
-                    tf.raw_ops.MapClear(
-                        dtypes=self._staged[shard],
-                        shared_name=ledger.name_of("gradients"),
-                    )
+                begun = ledger.epoch(shard).set(epoch)
+                with tf.control_dependencies([begun]):
+                    ledger.executed(shard).set(0)
+                    ledger.updates(shard).set(version)
+                    # Those that a server still has stay true.
+                    ledger.leftovers.create(shard)
+                    if self._staged.get(shard):
+                        tf.raw_ops.MapClear(
+                            dtypes=self._staged[shard],
+                            shared_name=ledger.name_of("gradients"),
+                        )
             return True
 
-        return [tf.cond(stale, renew, lambda: False).op]
+        with tf.device(device):
+            return [tf.cond(stale, renew, lambda: False).op]
 
     def _next(self, old, same, executed, updates, expected, now):
         """The state of the new epoch, lost gradients by worker, torn ones.

@@ -41,7 +41,9 @@ class Counter:
             with tf.device(device):
                 return self.read()
 
-        return tf.cond(known, read, lambda: tf.zeros([], tf.int64))
+        # A branch under a lock must not depend on the worker, which may die.
+        with tf.device(device):
+            return tf.cond(known, read, lambda: tf.zeros([], tf.int64))
 
     def add(self, amount):
         """Adds `amount` (int or scalar int64 tensor)."""
