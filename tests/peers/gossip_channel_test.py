@@ -7,16 +7,20 @@ are multiples of powers of two, so that float64 holds them and all sums exactly.
 import collections
 import itertools
 import types
+import weakref
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests import nightly
+from tests import waits
 from tfdist.cluster import ClusterConfig
 from tfdist.compression import Cast
 from tfdist.peers import flat
+from tfdist.peers import gossip_account
 from tfdist.peers import gossip_channel
+from tfdist.peers import gossip_transport
 from tfdist.peers import messages
 from tfdist.peers.roster import Roster
 from tfdist.strategies.fault_tolerance import FaultTolerance
@@ -48,6 +52,7 @@ class Worker:
             roster=roster,
             known=tf.Variable(tf.constant(known, tf.int64)),
             told=tf.Variable(tf.zeros([], tf.int64)),
+            section=tf.CriticalSection(),
             dense=Cast("float32"),
             tolerance=FaultTolerance(),
             device="/CPU:0",
@@ -59,21 +64,17 @@ class Worker:
         self.channel = gossip_channel.GossipChannel(engine, name, group, rate)
         self.channel.transport.close()
         self.outbox = messages.Queue(f"{name}/out", tf.float64, 100)
-        self.channel.transport = types.SimpleNamespace(
-            inbox=messages.Queue(f"{name}/in", tf.float64, 100),
-            outbox=self.outbox,
-        )
+        self.channel.transport = types.SimpleNamespace(outbox=self.outbox)
         self.x = np.array(values, np.float64)
         self._exchange = tf.function(self.channel.exchange, autograph=False)
-        self._receive = tf.function(self._between, autograph=False)
-
-    def _between(self, vector):
-        self.channel.begin(vector)
-        count, *_ = self.channel.receive()
-        return self.channel.vector(), count
+        self._merged = tf.function(self.channel.merged, autograph=False)
+        self.merge()
 
     def step(self, update=0.0, rate=0.5):
-        """Takes a step; returns staleness and the messages that it sends."""
+        """Takes a step; returns staleness and the messages that it sends.
+
+        What has come meanwhile was not there when the step computed `update`.
+        """
         after = tf.constant(self.x - update)
         vector, *_, staleness = self._exchange(
             after, after, tf.constant(rate, tf.float64)
@@ -81,23 +82,24 @@ class Worker:
         self.x = vector.numpy()
         return int(staleness), self.sent()
 
-    def receive(self):
-        """Handles messages between steps; returns those that it sends."""
-        vector, _ = self._receive(tf.constant(self.x))
+    def merge(self):
+        """Adds to the parameters what has come between steps."""
+        vector, *_ = self._merged(tf.constant(self.x))
         self.x = vector.numpy()
-        return self.sent()
 
     def sent(self):
         """Takes out what the worker sends, a list."""
         return [self.outbox.take() for _ in range(int(self.outbox.size()))]
 
     def deliver(self, message):
-        """Puts a message into its inbox."""
-        self.channel.transport.inbox.put(list(message))
+        """Handles a message; returns those that it sends, a list."""
+        tensors = map(tf.convert_to_tensor, message)
+        assert self.channel.handle(messages.PeerUpdate(*tensors))
+        return self.sent()
 
     def count(self, other, column):
         """A number of another worker's row of counts."""
-        return int(self.channel.counts[other, column])
+        return int(self.channel.account.counts[other, column])
 
 
 def receiver_of(message):
@@ -139,32 +141,10 @@ def test_it_is_the_rule_whatever_the_delays(seed, learns):
     oracles = [Oracle(values) for values in first]
     # By pair: messages in order, each with what the oracle has sent.
     links = collections.defaultdict(collections.deque)
-    inboxes = [collections.deque() for _ in range(3)]
     updates, stale, doubly = 0.0, set(), 0
 
-    def act(k, steps):
-        """A step of a worker, of both kinds."""
-        nonlocal updates, doubly
-        oracle, sent = oracles[k], []
-        if steps:
-            update = learns * rng.integers(-2, 3, SIZE) * 1.0
-            updates = updates + update
-            oracle.x = oracle.x - update
-        while inboxes[k]:
-            other, is_request, half = inboxes[k].popleft()
-            doubly += is_request and oracle.lent is not None
-            if is_request:
-                sent.append((other, False, oracle.serve(half)))
-            else:
-                oracle.finish(half)
-        if steps and oracle.lent is None:
-            sent.append((None, True, oracle.ask()))
-        if steps:
-            staleness, found = workers[k].step(update)
-            stale.add(staleness)
-        else:
-            found = workers[k].receive()
-        np.testing.assert_array_equal(workers[k].x, oracle.x)
+    def send(k, found, sent):
+        """Compares what a worker and its oracle send, and sends it."""
         assert len(found) == len(sent)
         for message, (to, is_request, half) in zip(found, sent, strict=True):
             np.testing.assert_array_equal(message.values, half)
@@ -172,36 +152,59 @@ def test_it_is_the_rule_whatever_the_delays(seed, learns):
             assert to in (None, other) and other != k
             links[k, other].append((message, (k, is_request, half)))
 
+    def step(k):
+        """A step, whose update is of parameters before all that has come."""
+        nonlocal updates
+        oracle = oracles[k]
+        update = learns * rng.integers(-2, 3, SIZE) * 1.0
+        updates = updates + update
+        oracle.x = oracle.x - update
+        sent = [(None, True, oracle.ask())] if oracle.lent is None else []
+        staleness, found = workers[k].step(update)
+        stale.add(staleness)
+        np.testing.assert_array_equal(workers[k].x, oracle.x)
+        send(k, found, sent)
+
+    def deliver(likely):
+        """Delivers some of what is on its way, between and within steps."""
+        nonlocal doubly
+        for (_, to), waiting in list(links.items()):
+            while waiting and rng.random() < likely:
+                message, (other, is_request, half) = waiting.popleft()
+                oracle, sent = oracles[to], []
+                doubly += is_request and oracle.lent is not None
+                if is_request:
+                    sent.append((other, False, oracle.serve(half)))
+                else:
+                    oracle.finish(half)
+                send(to, workers[to].deliver(message), sent)
+
     for _ in range(30):
         # Whose messages come late, and which of the workers is slow.
-        for (_, to), waiting in links.items():
-            while waiting and rng.random() < 0.4:
-                message, facts = waiting.popleft()
-                workers[to].deliver(message)
-                inboxes[to].append(facts)
-        act(int(rng.choice(3, p=[0.5, 0.4, 0.1])), True)
+        deliver(0.4)
+        step(int(rng.choice(3, p=[0.5, 0.4, 0.1])))
         if not learns:  # Means of first values, with weights of 0 or more.
             for oracle in oracles:
                 assert (oracle.x >= first.min(0)).all()
                 assert (oracle.x <= first.max(0)).all()
     # They end.
-    while any(links.values()) or any(inboxes):
-        for (_, to), waiting in links.items():
-            while waiting:
-                message, facts = waiting.popleft()
-                workers[to].deliver(message)
-                inboxes[to].append(facts)
-        for k in range(3):
-            act(k, False)
+    while any(links.values()):
+        deliver(1.0)
+    for worker, oracle in zip(workers, oracles, strict=True):
+        worker.merge()
+        np.testing.assert_array_equal(worker.x, oracle.x)
     total = sum(worker.x for worker in workers)
     np.testing.assert_array_equal(total, first.sum(0) - updates)
     assert doubly and max(stale) > 1
     for me, other in itertools.permutations(range(3), 2):
         mine, theirs = workers[me], workers[other]
-        ended = mine.count(other, gossip_channel.ENDED)
-        assert ended == mine.count(other, gossip_channel.BEGUN)
-        assert ended == theirs.count(me, gossip_channel.SERVED)
-        assert mine.channel.gained[other] == -theirs.channel.gained[me]
+        ended = mine.count(other, gossip_account.ENDED)
+        assert ended == mine.count(other, gossip_account.BEGUN)
+        assert ended == theirs.count(me, gossip_account.SERVED)
+        assert (
+            mine.channel.account.gained[other]
+            == -theirs.channel.account.gained[me]
+        )
     assert all(worker.channel.request is None for worker in workers)
 
 
@@ -211,12 +214,11 @@ def test_replicas_come_together_without_learning():
     for _ in range(40):
         for worker in workers:
             _, found = worker.step()
-            for message in found:
-                workers[receiver_of(message)].deliver(message)
-    for _ in range(2):
-        for worker in workers:
-            for message in worker.receive():
-                workers[receiver_of(message)].deliver(message)
+            while found:
+                message = found.pop()
+                found += workers[receiver_of(message)].deliver(message)
+    for worker in workers:
+        worker.merge()
     # (1 + 2 + 4 + 8) / 4
     for worker in workers:
         np.testing.assert_allclose(worker.x, 3.75, rtol=1e-9)
@@ -232,45 +234,42 @@ def exchange_of_two():
 @pytest.mark.usefixtures("eagerly")
 def test_two_end_at_their_mean_and_what_comes_twice_counts_once():
     first, second, request = exchange_of_two()
-    second.deliver(request)
-    second.deliver(request)
-    (reply,) = second.receive()
+    (reply,) = second.deliver(request)
+    assert second.deliver(request) == []
     first.deliver(reply)
-    first.receive()
     first.deliver(reply)
-    first.receive()
     for worker, other in ((first, 1), (second, 0)):
+        worker.merge()
         np.testing.assert_array_equal(worker.x, np.full(SIZE, 0.5))
-        assert worker.count(other, gossip_channel.DUPLICATES) == 1
-        assert worker.channel.distance == pytest.approx(SIZE**0.5)
+        assert worker.count(other, gossip_account.DUPLICATES) == 1
+        assert worker.channel.account.distance == pytest.approx(SIZE**0.5)
 
 
 @pytest.mark.usefixtures("eagerly")
 def test_messages_of_another_process_do_not_count():
     first, second, request = exchange_of_two()
     second.engine.known.assign([99, 101])
-    second.deliver(request)
-    assert second.receive() == []
+    assert second.deliver(request) == []
+    second.merge()
     np.testing.assert_array_equal(second.x, np.ones(SIZE))
-    assert second.count(0, gossip_channel.FOREIGN) == 1
+    assert second.count(0, gossip_account.FOREIGN) == 1
     del first
 
 
 @pytest.mark.usefixtures("eagerly")
 def test_an_exchange_with_a_lost_worker_is_given_up():
     first, second, request = exchange_of_two()
-    second.deliver(request)
-    (reply,) = second.receive()
+    (reply,) = second.deliver(request)
     first.engine.known.assign([100, 0])
     first.deliver(reply)
     # Nobody is left to ask.
     assert first.step() == (0, [])
     np.testing.assert_array_equal(first.x, np.zeros(SIZE))
     assert first.channel.request is None
-    assert first.count(1, gossip_channel.GIVEN_UP) == 1
-    assert first.count(1, gossip_channel.FOREIGN) == 1
+    assert first.count(1, gossip_account.GIVEN_UP) == 1
+    assert first.count(1, gossip_account.FOREIGN) == 1
     # What the other one has gained is what the survivors lack.
-    assert second.channel.gained[0] == -SIZE / 2
+    assert second.channel.account.gained[0] == -SIZE / 2
 
 
 @pytest.mark.usefixtures("eagerly")
@@ -278,15 +277,14 @@ def test_an_exchange_with_a_process_that_is_replaced_is_given_up():
     first, _, request = exchange_of_two()
     first.channel.transport.admit = lambda worker, since: None
     first.deliver(request._replace(header=_from(request, 1, 101, 50)))
-    first.receive()
     assert first.channel.admit(1) == 0
     assert first.channel.request is None
-    assert first.count(1, gossip_channel.GIVEN_UP) == 1
+    assert first.count(1, gossip_account.GIVEN_UP) == 1
     # Numbers of the new process begin again.
     first.engine.known.assign([100, 102])
-    first.deliver(request._replace(header=_from(request, 1, 102, 1)))
-    assert len(first.receive()) == 1
-    assert first.count(1, gossip_channel.SERVED) == 2
+    again = request._replace(header=_from(request, 1, 102, 1))
+    assert len(first.deliver(again)) == 1
+    assert first.count(1, gossip_account.SERVED) == 2
 
 
 def _from(request, sender, incarnation, number):
@@ -303,15 +301,15 @@ def test_values_that_are_not_finite_stay_where_they_are(bad):
     first, second = Worker(0, 2, np.zeros(SIZE)), Worker(1, 2, np.ones(SIZE))
     workers = first, second
     workers[bad].x[0] = np.inf
+    workers[bad].merge()
     before = [worker.x.copy() for worker in workers]
     _, (request,) = first.step()
-    second.deliver(request)
-    (reply,) = second.receive()
+    (reply,) = second.deliver(request)
     first.deliver(reply)
-    first.receive()
     for worker, values in zip(workers, before, strict=True):
+        worker.merge()
         np.testing.assert_array_equal(worker.x, values)
-    assert second.count(0, gossip_channel.DECLINED) == 1
+    assert second.count(0, gossip_account.DECLINED) == 1
     assert first.channel.request is None
 
 
@@ -323,22 +321,21 @@ def test_the_chief_s_rate_goes_from_one_to_the_next():
     def give(message, k):
         header = message.header.numpy()
         header[gossip_channel.TO] = k
-        workers[k].deliver(message._replace(header=header))
+        sent = workers[k].deliver(message._replace(header=header))
+        workers[k].merge()
+        return sent
 
     _, (from_chief,) = workers[0].step(rate=0.25)
     give(from_chief, 1)
-    workers[1].receive()
     assert rates[1].numpy() == 0.25
     _, found = workers[1].step(rate=0.5)
     give(found[-1], 2)
-    workers[2].receive()
     assert rates[2].numpy() == 0.25
     # What is older changes nothing any more.
-    give(found[-1], 0)
-    _, (newer,) = workers[0].step(rate=0.0625)
+    workers[0].step(rate=0.0625)
+    (newer,) = give(found[-1], 0)
     give(newer, 2)
     give(found[-1], 2)
-    workers[2].receive()
     assert rates[2].numpy() == 0.0625
     assert rates[0].numpy() == 1.0
 
@@ -361,3 +358,38 @@ def test_neighbours_are_drawn_alike_and_follow_the_seed():
     # The standard deviation is about 6.
     assert set(found) == {0, 2, 3} and min(found.values()) > 26
     assert draws(1, 20) == first[:20] != draws(2, 20)
+
+
+def test_a_worker_replies_within_a_step():
+    worker, other = Worker(0, 2, np.zeros(SIZE)), Worker(1, 2, np.ones(SIZE))
+    transport = gossip_transport.GossipTransport(
+        weakref.WeakMethod(worker.channel.handle),
+        worker.roster,
+        next(_names),
+        Cast("float32"),
+        SIZE,
+        tf.float64,
+        FaultTolerance(),
+        "/CPU:0",
+    )
+    worker.channel.close()
+    _, (request,) = other.step()
+    transport.inbox.put(list(request))
+    waits.wait_until(
+        lambda: not int(transport.inbox.size()), lambda: "it is taken"
+    )
+    # Its parameters are not there yet.
+    assert worker.sent() == []
+    worker.merge()
+    waits.wait_until(
+        lambda: int(worker.outbox.size()), lambda: "there is a reply"
+    )
+    (reply,) = worker.sent()
+    np.testing.assert_array_equal(reply.values, np.zeros(SIZE))
+    np.testing.assert_array_equal(worker.x, np.zeros(SIZE))
+    # The step had begun before.
+    worker.step(update=1.0)
+    np.testing.assert_array_equal(worker.x, np.full(SIZE, -0.5))
+    transport.close()
+    transport.join()
+    assert not any(thread.is_alive() for thread in transport._threads())

@@ -28,11 +28,11 @@ def monitored(strategy, worker):
 
     def look(batch, logs):
         (channel,) = strategy._engine.lanes[-1].channels
-        # Each has a request under way: there is always something to come.
+        # The step has begun an exchange, which the next one sees the end of.
         if batch > 10:
             waits.wait_until(
-                lambda: int(channel.transport.inbox.size()),
-                lambda: "a message is there",
+                lambda: channel.request is None,
+                lambda: "the exchange has ended",
             )
 
     model.fit(

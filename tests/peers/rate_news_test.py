@@ -12,6 +12,7 @@ class Worker:
 
     def hear(self, said, counts=True):
         self.news.build_hear(tf.constant(counts), *said)
+        self.news.build_adopt()
         return float(self.rate.numpy())
 
 
@@ -48,3 +49,11 @@ def test_the_chief_hears_nobody_and_others_forget():
     other.news.forget()
     other.rate.assign(1.0)
     assert other.hear(said) == 0.25
+
+
+def test_a_rate_is_adopted_once():
+    chief, other = Worker(is_chief=True), Worker()
+    said = said_by(chief, 0.25)
+    assert other.hear(said) == 0.25
+    other.rate.assign(1.0)
+    assert other.hear(said) == 1.0

@@ -191,8 +191,6 @@ class Channel:
     def receive(self):
         """Builds the application of all messages that are in the inbox.
 
-        To the vector of `begin`, or of a step.
-
         Returns:
           Updates, bytes, and the mean staleness of messages, int64.
         """
@@ -295,13 +293,19 @@ class Channel:
         self.transport.admit(worker, before)
         return before
 
-    def begin(self, vector):
-        """Builds: what comes is added to this vector, `[size]`."""
-        self._flat.assign(vector, read_value=False)
+    def merged(self, vector, kept=False):
+        """Builds the application of messages between steps.
 
-    def vector(self):
-        """Builds the vector with what has come."""
-        return self._flat.read_value()
+        Args:
+          vector: The parameters, `[size]`.
+          kept: Whether to apply those of `put_back` instead.
+
+        Returns:
+          The parameters then; numbers of updates and of bytes, int64.
+        """
+        self._flat.assign(vector, read_value=False)
+        count, size, _ = self.receive_kept() if kept else self.receive()
+        return self._flat.read_value(), count, size
 
     @property
     def sent(self):

@@ -13,6 +13,12 @@ one worker gains by an exchange is what the other one loses: the sum over all
 workers changes by their steps alone. What is served while a half is lent is the
 other half, so that every value is a mean of values that workers have had, with
 weights of 0 or more, however late a reply is.
+
+As in AD-PSGD, a worker replies at once, also while it computes a gradient. Then
+`x` is not yet in Keras's variables: they get it when the step ends, by
+
+    step:    x = x - update, and what was added to x since the last step stays
+             ask, if no half is lent
 """
 
 import weakref
@@ -22,6 +28,7 @@ import tensorflow as tf
 
 from tfdist import private_tensorflow
 from tfdist.compression import base
+from tfdist.peers import gossip_account
 from tfdist.peers import gossip_transport
 from tfdist.peers import messages
 from tfdist.peers import rate_news
@@ -31,26 +38,6 @@ from tfdist.peers import rate_news
 # of a scale when the chief had the learning rate, see `rate_news`.
 TO, REPLIES_TO = messages.SEEN, messages.SEEN + 1
 RATE_TIME = messages.SCALE
-
-# Columns of what is counted for each other worker: the number of its last
-# message; exchanges that this worker has begun, and that have ended; those
-# that it has given up with the other worker; exchanges that the other worker
-# has begun and this one has replied to; those of either with values that are
-# not finite; messages, those that came twice, those of a process that does not
-# count; and bytes.
-COUNTS = 10
-(
-    SEEN,
-    BEGUN,
-    ENDED,
-    GIVEN_UP,
-    SERVED,
-    DECLINED,
-    MESSAGES,
-    DUPLICATES,
-    FOREIGN,
-    BYTES,
-) = range(COUNTS)
 
 
 def build_neighbour(seed, number, candidates):
@@ -74,7 +61,7 @@ def build_neighbour(seed, number, candidates):
 
 
 class GossipChannel:
-    """Averages one vector with other workers; has the methods of `Channel`.
+    """Averages one vector with other workers.
 
     Args:
       engine: The `GossipEngine`.
@@ -84,7 +71,9 @@ class GossipChannel:
         that of the chief, worker 0, of which each message has the newest.
 
     Attributes:
+      account: The `GossipAccount`.
       news: The `RateNews`.
+      transport: The `GossipTransport`.
     """
 
     def __init__(self, engine, name, group, rate=None):
@@ -93,28 +82,53 @@ class GossipChannel:
         self._roster = roster = engine.roster
         self._known = engine.known
         self._told = engine.told
+        self._section = engine.section
         self._seed = engine.seed + roster.worker_id
         hidden = private_tensorflow.hidden_variable
-        zero = tf.zeros([], tf.int64)
-        # The parameters, while a step is changing them.
-        self._flat = hidden(tf.zeros([group.size], group.dtype))
+        zero, zeros = (
+            tf.zeros([], tf.int64),
+            tf.zeros([group.size], group.dtype),
+        )
+        # The parameters, and what was added to them since the last step.
+        self._flat, self._added = hidden(zeros), hidden(zeros)
+        # Whether they are there: until then, messages wait.
+        self._is_open = hidden(tf.constant(False))
+        # Since the last step: exchanges, bytes that came, the largest
+        # staleness, and bytes of replies.
+        self._since = hidden(tf.zeros([4], tf.int64))
         # The half that is lent, if there is a request: its number, receiver,
         # and the step that has sent it.
-        self._lent = hidden(tf.zeros([group.size], group.dtype))
+        self._lent = hidden(zeros)
         self._request = hidden(tf.zeros([3], tf.int64))
         self._sent = hidden(zero)
         self._steps = hidden(zero)
         self.news = rate_news.RateNews(not roster.worker_id, rate)
-        workers = roster.num_workers
-        self._counts = hidden(tf.zeros([workers, COUNTS], tf.int64))
-        # Sums of the elements that have come from other workers.
-        self._gained = hidden(tf.zeros([workers], tf.float64))
-        self._distance = hidden(tf.zeros([], tf.float64))
+        self.account = gossip_account.GossipAccount(roster.num_workers)
+        scalar = tf.TensorSpec([], tf.int64)
+        vector = tf.TensorSpec([group.size], group.dtype)
+        any_vector = tf.TensorSpec([None], group.dtype)
         # Functions of their own: else TensorFlow takes the shapes that they
         # expect for those of all messages, and counts wrong bytes.
-        self._serve = self._of_message(self._build_serve)
-        self._finish = self._of_message(self._build_finish)
+        self._serve = _function(self._build_serve, scalar, scalar, any_vector)
+        self._finish = _function(self._build_finish, scalar, any_vector)
+        # The same: all of each happens under the lock.
+        self._end_step_locked = _function(
+            self._build_end_step, vector, tf.TensorSpec([], tf.float64)
+        )
+        self._merge_locked = _function(self._build_merge, vector)
+        self._handle_locked = _function(
+            self._build_handle, tf.TensorSpec([None], tf.int64), any_vector
+        )
+        self._admit_locked = _function(self._build_admit, scalar)
+        self._handle = _function(
+            lambda *message: self._section.execute(
+                lambda: self._handle_locked(*message)
+            ),
+            tf.TensorSpec([None], tf.int64),
+            any_vector,
+        )
         self.transport = gossip_transport.GossipTransport(
+            weakref.WeakMethod(self.handle),
             roster,
             name,
             engine.dense,
@@ -125,19 +139,6 @@ class GossipChannel:
         )
         # At the end of the process `transport.end_all` does.
         weakref.finalize(self, self.transport.close).atexit = False
-
-    def _of_message(self, build):
-        scalar = tf.TensorSpec([], tf.int64)
-        return tf.function(
-            build,
-            input_signature=[
-                scalar,
-                scalar,
-                tf.TensorSpec([None], self.group.dtype),
-            ],
-            autograph=False,
-            experimental_attributes=private_tensorflow.STAYS_A_FUNCTION,
-        )
 
     # Within a step.
 
@@ -151,24 +152,46 @@ class GossipChannel:
 
         Returns:
           As `Channel.exchange`: exchanges count instead of updates, and the
-          staleness is the number of this worker's steps since it has begun the
-          one that has ended, or 0.
+          staleness is the number of this worker's steps in which its exchange
+          that has ended was under way, or 0.
         """
         del before
         zero = tf.zeros([], tf.int64)
         if not self._roster.others:
             return after, tf.constant(False), zero, zero, zero, zero
-        self._flat.assign(after, read_value=False)
+        vector, since, asked = self._section.execute(
+            lambda: self._end_step_locked(after, rate)
+        )
+        count, size, staleness, replies = tf.unstack(since)
+        return vector, count > 0, replies + asked, count, size, staleness
+
+    def _build_end_step(self, after, rate):
         step = tf.convert_to_tensor(self._steps.assign_add(1))
         self.news.build_step(rate)
-        count, size, staleness, sent = self._receive()
-        sent += tf.cond(
+        vector, since = self._build_merge(after)
+        asked = tf.cond(
             tf.equal(self._request.read_value()[0], 0),
             lambda: self._ask(step),
-            lambda: zero,
+            lambda: tf.zeros([], tf.int64),
         )
-        vector = self._flat.read_value()
-        return vector, count > 0, sent, count, size, staleness
+        return vector, since, asked
+
+    def _build_merge(self, vector):
+        """Builds the sum of a vector and what was added; returns `_since`."""
+        self._give_up_request()
+        self.news.build_adopt()
+        since = tf.identity(self._since.read_value())
+        vector = tf.cond(
+            since[0] > 0,
+            lambda: vector + self._added.read_value(),
+            lambda: tf.identity(vector),
+        )
+        self._flat.assign(vector, read_value=False)
+        zeros = tf.zeros([self.group.size], self.group.dtype)
+        self._added.assign(zeros, read_value=False)
+        self._since.assign(tf.zeros([4], tf.int64), read_value=False)
+        self._is_open.assign(True, read_value=False)
+        return vector, since
 
     def _ask(self, step):
         """Builds a request to a random neighbour, if there is any."""
@@ -182,7 +205,7 @@ class GossipChannel:
             self._lent.assign(half, read_value=False)
             number, size = self._put(to, tf.zeros([], tf.int64), half)
             self._request.assign(tf.stack([number, to, step]))
-            self._count(to, {BEGUN: 1})
+            self.account.build_count(to, {gossip_account.BEGUN: 1})
             return size
 
         return tf.cond(
@@ -214,30 +237,6 @@ class GossipChannel:
             size = messages.build_bytes(header, *message[1:])
         return number, size
 
-    def receive(self):
-        """Builds the handling of all messages that are in the inbox.
-
-        Returns:
-          Exchanges, bytes, and the staleness, int64.
-        """
-        if not self._roster.others:
-            return [tf.zeros([], tf.int64)] * 3
-        return self._receive()[:3]
-
-    def _receive(self):
-        self._give_up_request()
-        waiting = self.transport.inbox.size()
-        known = self._known.read_value()
-        zero = tf.zeros([], tf.int64)
-        # Exchanges, bytes, staleness, and bytes of replies.
-        _, *found = tf.while_loop(
-            lambda k, *found: k < waiting,
-            lambda k, *found: (k + 1, *self._take(known, *found)),
-            (0, *[zero] * 4),
-            parallel_iterations=1,
-        )
-        return found
-
     def _give_up_request(self):
         """Builds the end of an exchange with a worker that has been lost."""
         request = self._request.read_value()
@@ -245,7 +244,7 @@ class GossipChannel:
 
         def end():
             self._request.assign(tf.zeros([3], tf.int64))
-            self._count(request[1], {GIVEN_UP: 1})
+            self.account.build_count(request[1], {gossip_account.GIVEN_UP: 1})
             return tf.constant(True)
 
         tf.cond(
@@ -254,17 +253,38 @@ class GossipChannel:
             lambda: tf.constant(False),
         )
 
-    def _take(self, known, exchanges, came, staleness, sent):
-        """Builds the handling of one message."""
-        update = self.transport.inbox.take()
+    # At any time.
+
+    def handle(self, update):
+        """Handles a message.
+
+        Args:
+          update: The tensors of a `PeerUpdate`.
+
+        Returns:
+          Whether it could be: not before the parameters are there.
+        """
+        return bool(self._handle(update.header, update.values))
+
+    def _build_handle(self, header, values):
+        return tf.cond(
+            self._is_open.read_value(),
+            lambda: self._take(header, values),
+            lambda: tf.constant(False),
+        )
+
+    def _take(self, header, values):
+        """Builds the handling of one message; returns True."""
+        size = messages.build_bytes(header, values)
         length = messages.header_length(self._roster.num_workers)
-        header = tf.unstack(tf.ensure_shape(update.header, [length]))
+        header = tf.unstack(tf.ensure_shape(header, [length]))
         sender, last = header[messages.SENDER], header[messages.LAST]
         is_known = tf.equal(
-            tf.gather(known, sender), header[messages.INCARNATION]
+            tf.gather(self._known.read_value(), sender),
+            header[messages.INCARNATION],
         )
         is_numbered = is_known & (last > 0)
-        seen = tf.gather(self._counts.read_value()[:, SEEN], sender)
+        seen = self.account.build_seen(sender)
         is_fresh = is_numbered & (last > seen)
         request = self._request.read_value()
         is_request = is_fresh & tf.equal(header[REPLIES_TO], 0)
@@ -274,41 +294,36 @@ class GossipChannel:
             & tf.equal(header[REPLIES_TO], request[0])
         )
         zero = tf.zeros([], tf.int64)
-        sent += tf.cond(
+        replies = tf.cond(
             is_request,
-            lambda: self._serve(sender, last, update.values),
+            lambda: self._serve(sender, last, values),
             lambda: zero,
         )
-        staleness += tf.cond(
-            is_reply,
-            lambda: self._finish(sender, last, update.values),
-            lambda: zero,
+        staleness = tf.cond(
+            is_reply, lambda: self._finish(sender, values), lambda: zero
         )
-        size = messages.build_bytes(*update)
         flags = {
-            SEEN: is_fresh,
-            ENDED: is_reply,
-            SERVED: is_request,
-            DUPLICATES: is_numbered & ~is_fresh,
-            FOREIGN: ~is_known,
+            gossip_account.ENDED: is_reply,
+            gossip_account.SERVED: is_request,
+            gossip_account.DUPLICATES: is_numbered & ~is_fresh,
+            gossip_account.FOREIGN: ~is_known,
         }
-        numbers = {k: tf.cast(v, tf.int64) for k, v in flags.items()}
-        numbers[SEEN] *= last - seen
-        self._count(sender, {**numbers, MESSAGES: 1, BYTES: size})
+        numbers = {
+            gossip_account.SEEN: tf.where(is_fresh, last - seen, zero),
+            gossip_account.MESSAGES: 1,
+            gossip_account.BYTES: size,
+        }
+        self.account.build_count(sender, {**flags, **numbers})
         stop = tf.where(is_known, header[messages.STOP], zero)
         told = tf.maximum(self._told.read_value(), stop)
         self._told.assign(told, read_value=False)
         self.news.build_hear(is_fresh, header[RATE_TIME], header[messages.RATE])
-        exchanges += numbers[SERVED] + numbers[ENDED]
-        return exchanges, came + size, staleness, sent
-
-    def _count(self, worker, numbers):
-        """Builds additions to the counts of a worker, by column."""
-        row = [
-            tf.cast(numbers.get(column, 0), tf.int64)
-            for column in range(COUNTS)
-        ]
-        self._counts.scatter_add(tf.IndexedSlices(tf.stack(row), worker))
+        since = self._since.read_value()
+        ended = tf.cast(is_request | is_reply, tf.int64)
+        stalest = tf.maximum(staleness - since[2], 0)
+        more = tf.stack([ended, size, stalest, replies])
+        self._since.assign_add(more, read_value=False)
+        return tf.constant(True)
 
     def _build_serve(self, sender, number, half):
         """Builds the reply to a request; returns its bytes."""
@@ -324,14 +339,14 @@ class GossipChannel:
         _, size = self._put(sender, number, tf.where(is_finite, given, half))
         return size
 
-    def _build_finish(self, sender, number, half):
+    def _build_finish(self, sender, half):
         """Builds the end of an exchange; returns its duration in steps."""
-        del number
         half = tf.ensure_shape(half, [self.group.size])
         self._gain(sender, half - self._lent.read_value())
         began = self._request.read_value()[2]
         self._request.assign(tf.zeros([3], tf.int64), read_value=False)
-        return self._steps.read_value() - began
+        # The step that ends next is one of them.
+        return self._steps.read_value() + 1 - began
 
     def _gain(self, sender, change):
         """Builds the addition of what has come from a worker, if finite."""
@@ -339,12 +354,8 @@ class GossipChannel:
         is_finite = tf.math.is_finite(total)
         change = tf.where(is_finite, change, tf.zeros_like(change))
         self._flat.assign_add(change, read_value=False)
-        total = tf.where(is_finite, total, 0.0)
-        self._gained.scatter_add(tf.IndexedSlices(total, sender))
-        # Halves are as far apart as half of the parameters.
-        square = tf.cast(tf.reduce_sum(tf.square(change)), tf.float64)
-        self._distance.assign(2.0 * tf.sqrt(square), read_value=False)
-        self._count(sender, {DECLINED: tf.cast(~is_finite, tf.int64)})
+        self._added.assign_add(change, read_value=False)
+        self.account.build_gain(sender, change, is_finite)
         return is_finite
 
     # Between steps.
@@ -358,26 +369,48 @@ class GossipChannel:
         Returns:
           0: it need not have anything from before.
         """
-        counts = self.counts
-        if (request := self.request) and request[1] == worker:
-            self._request.assign(tf.zeros([3], tf.int64))
-            counts[worker, GIVEN_UP] += 1
-        counts[worker, SEEN] = 0
-        self._counts.assign(counts)
+        worker_id = tf.constant(worker, tf.int64)
+        self._section.execute(lambda: self._admit_locked(worker_id))
         self.transport.admit(worker, 0)
         return 0
 
-    def begin(self, vector):
-        """Builds: what comes changes this vector, `[size]`."""
-        self._flat.assign(vector, read_value=False)
+    def _build_admit(self, worker):
+        request = self._request.read_value()
+        is_asked = (request[0] > 0) & tf.equal(request[1], worker)
+        request = tf.where(is_asked, tf.zeros_like(request), request)
+        self._request.assign(request, read_value=False)
+        numbers = {
+            gossip_account.GIVEN_UP: is_asked,
+            gossip_account.SEEN: -self.account.build_seen(worker),
+        }
+        self.account.build_count(worker, numbers)
+        return is_asked
 
-    def vector(self):
-        """Builds the vector with what has come."""
-        return self._flat.read_value()
+    def merged(self, vector, kept=False):
+        """Builds the sum of the parameters and of what was added to them.
+
+        Args:
+          vector: The parameters, `[size]`.
+          kept: Unused: nothing is kept.
+
+        Returns:
+          The sum; numbers of exchanges and of bytes, int64.
+        """
+        del kept
+        if not self._roster.others:
+            return vector, *[tf.zeros([], tf.int64)] * 2
+        vector, since = self._section.execute(
+            lambda: self._merge_locked(vector)
+        )
+        return vector, since[0], since[1]
+
+    def close(self):
+        """Lets messages wait until the next step has ended."""
+        self._is_open.assign(False)
 
     def came_from(self, worker):
         """Number of messages of another worker that have come, int."""
-        return int(self.counts[worker, MESSAGES])
+        return int(self.account.counts[worker, gossip_account.MESSAGES])
 
     @property
     def request(self):
@@ -393,7 +426,7 @@ class GossipChannel:
     @property
     def seen(self):
         """Numbers of the last messages of other workers, a list."""
-        return self.counts[:, SEEN].tolist()
+        return self.account.counts[:, gossip_account.SEEN].tolist()
 
     @property
     def sums(self):
@@ -405,17 +438,12 @@ class GossipChannel:
         """Zeros: there are no updates."""
         return [0] * self._roster.num_workers
 
-    @property
-    def counts(self):
-        """The counts, an int64 array `(num_workers, COUNTS)`."""
-        return self._counts.numpy()
 
-    @property
-    def gained(self):
-        """Sums of elements that came from workers, float64 `(num_workers,)`."""
-        return self._gained.numpy()
-
-    @property
-    def distance(self):
-        """Euclidean distance from the other worker in the last exchange."""
-        return float(self._distance.numpy())
+def _function(build, *specs):
+    """A function that ends when all that it does has been done."""
+    return tf.function(
+        build,
+        input_signature=specs,
+        autograph=False,
+        experimental_attributes=private_tensorflow.STAYS_A_FUNCTION,
+    )

@@ -5,9 +5,11 @@ import threading
 import time
 
 from absl import logging
+import tensorflow as tf
 
 from tfdist.peers import engine
 from tfdist.peers import epoch_check
+from tfdist.peers import gossip_account
 from tfdist.peers import gossip_channel
 from tfdist.peers import mean
 
@@ -33,6 +35,9 @@ class GossipEngine(engine.PeerEngine):
         # Threads that send find out that a worker is lost.
         self._knows = threading.Lock()
         super().__init__(*args, codec=None, **kwargs)
+        with tf.device(self.device):
+            # Under this lock, parameters change and messages are made.
+            self.section = tf.CriticalSection(shared_name=f"{self.name}/lock")
         self._next_look = 0.0
         # By channel: the request, messages of its receiver, and since when.
         self._under_way = {}
@@ -94,6 +99,7 @@ class GossipEngine(engine.PeerEngine):
             bound = math.inf
         before, self._under_way = self._under_way, {}
         for one in self.channels:
+            one.transport.check_threads()
             request = one.request
             if request is None:
                 continue
@@ -117,6 +123,8 @@ class GossipEngine(engine.PeerEngine):
             return
         self._is_over = True
         self.stop_joiners()
+        # Those that have not come to a step of this `fit` reply, too.
+        self._receive()
         reported = time.monotonic()
         # Nobody can have a request under way when all have waited for theirs.
         while any(one.request for one in self.channels):
@@ -137,6 +145,7 @@ class GossipEngine(engine.PeerEngine):
         self.admission.is_open = False
         self.collectives.post(closed=True)
         for one in self.channels:
+            one.close()
             one.news.forget()
         self._take_mean()
 
@@ -166,19 +175,20 @@ class GossipEngine(engine.PeerEngine):
         """
         roster = self.roster
         columns = {
-            "begun": gossip_channel.BEGUN,
-            "ended": gossip_channel.ENDED,
-            "given_up": gossip_channel.GIVEN_UP,
-            "served": gossip_channel.SERVED,
-            "declined": gossip_channel.DECLINED,
-            "duplicates": gossip_channel.DUPLICATES,
-            "foreign": gossip_channel.FOREIGN,
+            "begun": gossip_account.BEGUN,
+            "ended": gossip_account.ENDED,
+            "given_up": gossip_account.GIVEN_UP,
+            "served": gossip_account.SERVED,
+            "declined": gossip_account.DECLINED,
+            "duplicates": gossip_account.DUPLICATES,
+            "foreign": gossip_account.FOREIGN,
         }
         result = {}
         for worker in roster.others:
             found = {
                 key: sum(
-                    int(one.counts[worker, column]) for one in self.channels
+                    int(one.account.counts[worker, column])
+                    for one in self.channels
                 )
                 for key, column in columns.items()
             }
@@ -190,7 +200,7 @@ class GossipEngine(engine.PeerEngine):
             ]
             found["repeated"] = sum(sender.repeated for sender in senders)
             found["gained"] = sum(
-                float(one.gained[worker]) for one in self.channels
+                float(one.account.gained[worker]) for one in self.channels
             )
             result[roster.names[worker]] = found
         return result
@@ -198,4 +208,4 @@ class GossipEngine(engine.PeerEngine):
     @property
     def distance(self):
         """Distance from the other worker in the last exchange, float."""
-        return math.hypot(*(one.distance for one in self.channels))
+        return math.hypot(*(one.account.distance for one in self.channels))

@@ -1,16 +1,39 @@
 """The way of messages that go to one worker each."""
 
+import threading
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.compression import base
 from tfdist.peers import backlog
 from tfdist.peers import messages
 from tfdist.peers import transport
+
+# Seconds between two attempts to handle a message, until the first step ends.
+_SECONDS = 0.005
+_NOBODY = -1
 
 
 class GossipTransport(transport.Transport):
     """A `Transport` of messages whose headers say to whom they go.
 
     A worker has at most one request under way and replies to at most one of
-    each other worker, so that two messages wait for a receiver at most.
+    each other worker, so that two messages wait for a receiver at most. What
+    comes is handled at once, by a thread.
+
+    Args:
+      handle: `weakref.WeakMethod` of `GossipChannel.handle`.
+      *args: Of `Transport`.
     """
+
+    def __init__(self, handle, *args):
+        self._handle = handle
+        self._closes = threading.Event()
+        super().__init__(*args)
+        self._handler = threading.Thread(target=self._handle_all, daemon=True)
+        if self.senders:
+            self._handler.start()
 
     def _make_backlog(self, holds):
         return backlog.UnmergedBacklog(*self._vector, holds)
@@ -22,3 +45,38 @@ class GossipTransport(transport.Transport):
         """The `PeerSender` of the receiver, a list."""
         to = int(update.header[messages.SEEN])
         return [one for one in self.senders if one.worker == to]
+
+    def _handle_all(self):
+        with tf.device(self._device):
+            queue = self.inbox.handle()
+            while True:
+                update = self.inbox.take(queue)
+                if int(update.header[messages.SENDER]) == _NOBODY:
+                    return
+                while not self._is_handled(update):
+                    if self._closes.wait(_SECONDS):
+                        return
+
+    def _is_handled(self, update):
+        # Its channel ends this thread, and must not live on for its sake.
+        handle = self._handle()
+        return handle is None or handle(update)
+
+    def _threads(self):
+        return [*super()._threads(), self._handler]
+
+    def _close(self):
+        super()._close()
+        self._closes.set()
+        length = messages.header_length(self._roster.num_workers)
+        header = np.zeros([length], np.int64)
+        header[messages.SENDER] = _NOBODY
+        _, values, data = base.nothing(self.inbox.dtypes[1])
+        with tf.device(self._device):
+            self.inbox.put([header, values, data])
+
+    def join(self):
+        """Waits until the threads have ended."""
+        super().join()
+        if self.senders:
+            self._handler.join(transport.END_SECONDS)

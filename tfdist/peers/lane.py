@@ -195,11 +195,9 @@ class PeerLane:
     def _build_receive(self, kept):
         total = tf.zeros([], tf.int64)
         for channel, vector in zip(self.channels, self._vectors(), strict=True):
-            channel.begin(vector)
-            receive = channel.receive_kept if kept else channel.receive
-            count, size, _ = receive()
+            vector, count, size = channel.merged(vector, kept)
             self._engine.journal.note_between(size)
-            self._assign(channel, channel.vector(), count > 0)
+            self._assign(channel, vector, count > 0)
             total += count
         return total
 

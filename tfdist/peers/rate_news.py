@@ -20,22 +20,23 @@ class RateNews:
     def __init__(self, is_chief, rate):
         self._is_chief = is_chief
         self._rate = rate
-        # When the chief had it, and the bits of the rate as float64.
-        self._news = private_tensorflow.hidden_variable(tf.zeros([2], tf.int64))
+        # When the chief had it, the bits of the rate as float64, and whether
+        # the variable does not have it yet.
+        self._news = private_tensorflow.hidden_variable(tf.zeros([3], tf.int64))
 
     def build_step(self, rate):
         """Builds, in a step: the chief has a rate, scalar float64."""
         if self._is_chief:
             now = tf.cast(tf.timestamp() * 1e6, tf.int64)
-            news = tf.stack([now, tf.bitcast(rate, tf.int64)])
+            news = tf.stack([now, tf.bitcast(rate, tf.int64), 0])
             self._news.assign(news, read_value=False)
 
     def build_read(self):
         """Builds what a message says: since when, and bits; scalar int64."""
-        return tf.unstack(self._news.read_value())
+        return tf.unstack(self._news.read_value()[:2])
 
     def build_hear(self, counts, since, bits):
-        """Builds the adoption of what a message says, if it is newer.
+        """Builds the note of what a message says, if it is newer.
 
         Args:
           counts: Whether the message does, scalar bool.
@@ -46,14 +47,23 @@ class RateNews:
             return
         news = self._news.read_value()
         is_new = counts & (since > news[0])
-        news = tf.where(is_new, tf.stack([since, bits]), news)
+        news = tf.where(is_new, tf.stack([since, bits, 1]), news)
         self._news.assign(news, read_value=False)
-        if self._rate is not None:
-            own = self._rate.read_value()
-            chiefs = tf.cast(tf.bitcast(bits, tf.float64), own.dtype)
-            self._rate.assign(tf.where(is_new, chiefs, own), read_value=False)
+
+    def build_adopt(self):
+        """Builds, between two steps: the variable gets a rate that is new."""
+        if self._is_chief or self._rate is None:
+            return
+        _, bits, is_new = tf.unstack(self._news.read_value())
+        own = self._rate.read_value()
+        chiefs = tf.cast(tf.bitcast(bits, tf.float64), own.dtype)
+        rate = tf.where(is_new > 0, chiefs, own)
+        self._rate.assign(rate, read_value=False)
+        self._news.scatter_update(
+            tf.IndexedSlices(tf.zeros([], tf.int64), tf.constant(2))
+        )
 
     def forget(self):
         """Forgets it, when all have ended a call of `fit`."""
         if not self._is_chief:
-            self._news.assign(tf.zeros([2], tf.int64))
+            self._news.assign(tf.zeros([3], tf.int64))

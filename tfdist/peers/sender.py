@@ -124,7 +124,6 @@ class PeerSender:
                 and not self._roster.is_lost(self.worker)
             )
 
-    @property
     def is_alive(self):
         """Whether the thread is there."""
         return self._thread.is_alive()

@@ -13,7 +13,7 @@ from tfdist.peers import sender
 # Messages that a worker's own steps may be ahead of its threads.
 _OUTBOX = 64
 # Seconds that a thread has to end in, when the process does.
-_END_SECONDS = 5.0
+END_SECONDS = 5.0
 
 # All transports of this process.
 _all = weakref.WeakSet()
@@ -124,22 +124,24 @@ class Transport:
         """
         if not self.senders:
             return True
-        if not all(one.is_alive for one in (self, *self.senders)):
-            raise RuntimeError("A thread that sends updates has failed.")
+        self.check_threads()
         return self._dispatched == sent and all(
             one.is_idle for one in self.senders
         )
+
+    def check_threads(self):
+        """Raises a RuntimeError if a thread has failed; it has logged why."""
+        if not all(thread.is_alive() for thread in self._threads()):
+            raise RuntimeError("A thread that exchanges messages has failed.")
+
+    def _threads(self):
+        return [self._thread, *self.senders]
 
     def stop(self, number, workers=None):
         """Tells others, by default all, that a call of `fit` is to stop."""
         for one in self.senders:
             if workers is None or one.worker in workers:
                 one.stop(number)
-
-    @property
-    def is_alive(self):
-        """Whether the thread that hands out messages is there."""
-        return self._thread.is_alive()
 
     def close(self):
         """Has the threads end.
@@ -162,9 +164,9 @@ class Transport:
     def join(self):
         """Waits until the threads have ended."""
         if self.senders:
-            self._thread.join(_END_SECONDS)
+            self._thread.join(END_SECONDS)
         for one in (*self.senders, *self._retired):
-            one.join(_END_SECONDS)
+            one.join(END_SECONDS)
 
 
 def end_all():
