@@ -22,6 +22,7 @@ from tfdist.peers import gossip_account
 from tfdist.peers import gossip_channel
 from tfdist.peers import gossip_transport
 from tfdist.peers import messages
+from tfdist.peers import neighbours
 from tfdist.peers.roster import Roster
 from tfdist.strategies.fault_tolerance import FaultTolerance
 
@@ -346,7 +347,7 @@ def test_neighbours_are_drawn_alike_and_follow_the_seed():
     def draws(seed, number):
         return [
             int(
-                gossip_channel.build_neighbour(
+                neighbours.build_neighbour(
                     seed, tf.constant(k, tf.int64), others
                 )
             )
@@ -393,3 +394,14 @@ def test_a_worker_replies_within_a_step():
     transport.close()
     transport.join()
     assert not any(thread.is_alive() for thread in transport._threads())
+
+
+@pytest.mark.usefixtures("eagerly")
+def test_an_exchange_is_overdue_after_a_whole_step():
+    first, second, request = exchange_of_two()
+    assert first.channel.overdue is None
+    first.step()
+    assert first.channel.overdue == first.channel.request
+    (reply,) = second.deliver(request)
+    first.deliver(reply)
+    assert first.channel.overdue is None

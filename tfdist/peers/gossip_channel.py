@@ -31,6 +31,7 @@ from tfdist.compression import base
 from tfdist.peers import gossip_account
 from tfdist.peers import gossip_transport
 from tfdist.peers import messages
+from tfdist.peers import neighbours
 from tfdist.peers import rate_news
 
 # Places in a header of what `messages` has no names for: the receiver, the
@@ -38,26 +39,6 @@ from tfdist.peers import rate_news
 # of a scale when the chief had the learning rate, see `rate_news`.
 TO, REPLIES_TO = messages.SEEN, messages.SEEN + 1
 RATE_TIME = messages.SCALE
-
-
-def build_neighbour(seed, number, candidates):
-    """Builds the draw of a neighbour, each with the same probability.
-
-    Args:
-      seed: int, of this worker.
-      number: Scalar int64, of the draw.
-      candidates: `[n]` int64, numbers of workers; at least one.
-
-    Returns:
-      One of them.
-    """
-    place = tf.random.stateless_uniform(
-        [],
-        tf.stack([tf.constant(seed, tf.int64), number]),
-        maxval=tf.size(candidates),
-        dtype=tf.int32,
-    )
-    return tf.gather(candidates, place)
 
 
 class GossipChannel:
@@ -200,7 +181,7 @@ class GossipChannel:
         candidates = tf.where(is_there)[:, 0]
 
         def ask():
-            to = build_neighbour(self._seed, step, candidates)
+            to = neighbours.build_neighbour(self._seed, step, candidates)
             half = 0.5 * self._flat.read_value()
             self._lent.assign(half, read_value=False)
             number, size = self._put(to, tf.zeros([], tf.int64), half)
@@ -403,6 +384,14 @@ class GossipChannel:
             lambda: self._merge_locked(vector)
         )
         return vector, since[0], since[1]
+
+    @property
+    def overdue(self):
+        """The request that has not ended during a whole step; None if none."""
+        request = self.request
+        if request is None or request[2] == int(self._steps.numpy()):
+            return None
+        return request
 
     def close(self):
         """Lets messages wait until the next step has ended."""

@@ -16,6 +16,8 @@ from tfdist.peers import mean
 # Seconds between two looks at exchanges that are under way.
 _LOOK_SECONDS = 1.0
 _POLL_SECONDS = 0.005
+# Seconds that a step waits for a reply.
+_WAIT_SECONDS = 1.0
 _REPORT_SECONDS = 10.0
 
 
@@ -39,6 +41,8 @@ class GossipEngine(engine.PeerEngine):
             # Under this lock, parameters change and messages are made.
             self.section = tf.CriticalSection(shared_name=f"{self.name}/lock")
         self._next_look = 0.0
+        # By channel: the last request that was waited for.
+        self._awaited = {}
         # By channel: the request, messages of its receiver, and since when.
         self._under_way = {}
         self._mean = None
@@ -74,6 +78,39 @@ class GossipEngine(engine.PeerEngine):
             )
 
     # Steps.
+
+    def call(self, function, *args):
+        """Calls a `train_function`, when earlier exchanges have ended."""
+        for one in self.channels:
+            self._await(one)
+        return super().call(function, *args)
+
+    def _await(self, channel):
+        """Waits for a reply that has not come during a whole step.
+
+        Each is waited for once, and no longer than a second; but nobody trains
+        alone until the others have traced their first step.
+        """
+        request, roster = channel.overdue, self.roster
+        if request is None or self._awaited.get(channel.name) == request:
+            return
+        self._awaited[channel.name] = request
+        worker = request[1]
+        begins = worker not in roster.joined and not channel.came_from(worker)
+        reported = time.monotonic()
+
+        def has_ended():
+            return channel.request != request or roster.is_lost(worker)
+
+        channel.transport.wait_until(has_ended, _WAIT_SECONDS)
+        while begins and not has_ended():
+            if time.monotonic() - reported > _REPORT_SECONDS:
+                reported = time.monotonic()
+                logging.warning(
+                    "Waiting for the first step of %s.", roster.names[worker]
+                )
+            self.read_told()
+            channel.transport.wait_until(has_ended, _WAIT_SECONDS)
 
     def read_told(self):
         """Returns what all workers were told; see `PeerEngine`."""

@@ -29,6 +29,7 @@ class GossipTransport(transport.Transport):
 
     def __init__(self, handle, *args):
         self._handle = handle
+        self._handled = threading.Condition()
         self._closes = threading.Event()
         super().__init__(*args)
         self._handler = threading.Thread(target=self._handle_all, daemon=True)
@@ -56,6 +57,18 @@ class GossipTransport(transport.Transport):
                 while not self._is_handled(update):
                     if self._closes.wait(_SECONDS):
                         return
+                with self._handled:
+                    self._handled.notify_all()
+
+    def wait_until(self, condition, seconds):
+        """Waits until something is so that messages bring about.
+
+        Args:
+          condition: Callable without arguments.
+          seconds: After which it waits no longer.
+        """
+        with self._handled:
+            self._handled.wait_for(condition, seconds)
 
     def _is_handled(self, update):
         # Its channel ends this thread, and must not live on for its sake.

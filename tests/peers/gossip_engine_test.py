@@ -1,0 +1,84 @@
+"""A worker waits for replies, with exchanges that a test ends as it likes."""
+
+import types
+
+import pytest
+
+from tfdist.peers import gossip_engine
+
+REQUEST = (7, 1, 3)
+
+
+class Exchange:
+    """A channel with a request to worker 1 under way, and its engine."""
+
+    def __init__(self, came=1, joined=(), ends_after=None):
+        """Makes one.
+
+        Args:
+          came: Messages of worker 1 before.
+          joined: Workers that have joined later.
+          ends_after: Number of waits after which it ends; None for never.
+        """
+        self.name = "lane0/0"
+        self.request = self.overdue = REQUEST
+        self.came_from = lambda worker: came
+        self.waits = self.looks = 0
+        self._ends_after = ends_after
+        self.transport = self
+        self.roster = types.SimpleNamespace(
+            joined={*joined}, names=["chief", "other"], is_lost=self._is_lost
+        )
+        self._awaited = {}
+        self.lost_after = None
+
+    def _is_lost(self, worker):
+        assert worker == REQUEST[1]
+        return self.lost_after is not None and self.looks >= self.lost_after
+
+    def wait_until(self, condition, seconds):
+        """As of `GossipTransport`."""
+        assert 0 < seconds <= 1.0
+        self.waits += 1
+        if self.waits == self._ends_after:
+            self.request = self.overdue = None
+        return condition()
+
+    def read_told(self):
+        """As of the engine."""
+        self.looks += 1
+
+    def wait(self):
+        """Waits before a step."""
+        gossip_engine.GossipEngine._await(self, self)
+
+
+def test_a_reply_is_waited_for_once():
+    exchange = Exchange()
+    exchange.wait()
+    exchange.wait()
+    assert exchange.waits == 1
+    exchange.overdue = (8, 1, 5)
+    exchange.wait()
+    assert exchange.waits == 2
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_others_come_to_their_first_step_before_anybody_trains_alone(lost):
+    exchange = Exchange(came=0, ends_after=None if lost else 5)
+    exchange.lost_after = 4 if lost else None
+    exchange.wait()
+    assert (exchange.waits, exchange.looks) == (5, 4)
+
+
+def test_nobody_waits_for_the_first_step_of_a_joiner():
+    exchange = Exchange(came=0, joined=[1])
+    exchange.wait()
+    assert exchange.waits == 1
+
+
+def test_nobody_waits_without_an_exchange():
+    exchange = Exchange()
+    exchange.overdue = None
+    exchange.wait()
+    assert exchange.waits == 0
