@@ -52,8 +52,8 @@ class MeanOfWorkers:
         words = self._meetings.from_chief(np.frombuffer(text, np.int32))
         if self._roster.leader != leader:
             logging.warning(
-                "%s was lost while workers took the mean: all take the "
-                "parameters of %s.",
+                "%s was lost while workers took the mean: all take what %s "
+                "has of it, or its own parameters.",
                 self._roster.names[leader],
                 self._roster.names[self._roster.leader],
             )

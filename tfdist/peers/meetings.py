@@ -8,6 +8,7 @@ is two meetings ahead of a worker that takes part.
 
 import json
 import time
+import zlib
 
 from absl import logging
 import numpy as np
@@ -46,12 +47,13 @@ class Meetings:
             worker: board_lib.BoardReader(*roster.places[worker])
             for worker in roster.others
         }
-        # Since when a worker has not answered.
+        # By worker that does not answer: for how many seconds, and when it was
+        # asked last.
         self._silent = {}
         # Of this worker; see `_post`.
         self.number = 0
         self._rows = {}
-        self._done = self._over = self._values = 0
+        self._done = self._over = self._values = self._given = 0
         self._sent = {}
         # What admission and joining say.
         self._said = {
@@ -87,12 +89,13 @@ class Meetings:
             "number": self.number,
             "done": self._done,
             "over": self._over,
-            # By number of a meeting: its name, and this worker's numbers.
+            # By number of a meeting: its name, this worker's numbers, and all
+            # numbers that it has read.
             "rows": self._rows,
             # By channel: the number of its last update.
             "sent": self._sent,
             # Number of the values that it has left.
-            "values": self._values,
+            "values": self._given,
             "lost": self._roster.lost,
             "known": {str(k): v for k, v in self._roster.known.items()},
         }
@@ -169,8 +172,8 @@ class Meetings:
           name: That tells which rows belong together.
 
         Returns:
-          An int64 array `(num_workers, len(row))`; of a worker that is lost
-          the leader's row.
+          An int64 array `(num_workers, len(row))`; of a worker that was lost
+          before anybody had read its row, the leader's.
 
         Raises:
           tf.errors.UnavailableError: The others have given up this worker.
@@ -182,9 +185,9 @@ class Meetings:
         self._rows = {
             k: v for k, v in self._rows.items() if k == self.number - 1
         }
-        self._rows[self.number] = [name, mine]
-        self._post()
         found = {self._roster.worker_id: mine}
+        self._rows[self.number] = [name, mine, found]
+        self._post()
 
         def read(worker, status):
             if status["number"] < self.number:
@@ -198,28 +201,48 @@ class Meetings:
                     "program: all workers must run the same, call for call."
                 )
             found[worker] = theirs[1]
+            self._post()
             return True
 
         self._wait(read, self._tolerance.start_timeout)
+        if set(self._roster.lost) - found.keys():
+            self._hear_of_lost(found)
         self._done = self.number
         self._post()
         leader = found[min(found)]
         every = range(self.num_workers)
         return np.array([found.get(k, leader) for k in every], np.int64)
 
+    def _hear_of_lost(self, found):
+        """Adds rows of lost workers that others have read in time."""
+        for worker in self._roster.live:
+            status = self._ask(worker) or {"rows": {}}
+            *_, theirs = status["rows"].get(str(self.number), [{}])
+            for other, row in theirs.items():
+                found.setdefault(int(other), row)
+
     def from_chief(self, words):
-        """Returns the leader's `words`, an int32 vector as long on all."""
-        roster = self._roster
-        self._values += 1
-        if roster.leader == roster.worker_id:
+        """Returns the leader's `words`, an int32 vector as long on all.
+
+        If the leader is lost, they are those of the next one: the first
+        leader's, if it has them already, and otherwise its own.
+        """
+        while True:
+            self._values += 1
+            words = self._from_leader(words)
+            # For those that lose the leader first, if this is the next.
             self._board.post(self._values_name, words.tobytes())
-            self._post()
-            self.gather([0], "values")
-            return words
-        values = {}
+            self._given = self._values
+            rows = self.gather([zlib.crc32(words)], "values")
+            if (rows == rows[0]).all():
+                self._board.post(self._values_name, b"")
+                return words
+
+    def _from_leader(self, words):
+        roster, values = self._roster, []
 
         def read(worker, status):
-            if worker != roster.leader or values:
+            if worker != leader:
                 return True
             if status["values"] < self._values:
                 return False
@@ -229,14 +252,14 @@ class Meetings:
                 )
             except (tf.errors.OpError, OSError):
                 return False
-            values[worker] = np.frombuffer(text, np.int32)
+            if not text:  # Who asks is given up, or that one started again.
+                return False
+            values.append(np.frombuffer(text, np.int32))
             return True
 
-        self._wait(read, self._tolerance.start_timeout)
-        if not values:  # The leader is lost, and this is the next.
-            values[roster.worker_id] = words
-        self.gather([0], "values")
-        return next(iter(values.values()))
+        while not values and (leader := roster.leader) != roster.worker_id:
+            self._wait(read, self._tolerance.start_timeout)
+        return values[0] if values else words
 
     # At the end of training.
 
@@ -367,7 +390,12 @@ class Meetings:
             bound = self._tolerance.worker_timeout
             if worker not in self._roster.known:
                 bound = self._tolerance.start_timeout
-            if now - self._silent.setdefault(worker, now) > bound:
+            silent, before = self._silent.get(worker, (0.0, now))
+            # Of the time in which this process itself was stopped little
+            # counts.
+            silent += min(now - before, bound / 3 + 1.0)
+            self._silent[worker] = silent, now
+            if silent > bound:
                 self._roster.give_up(worker, f"{reason} for {bound:g} s")
             return None
         self._silent.pop(worker, None)
