@@ -24,6 +24,8 @@ STATUS = {
     "since": {},
     "served": {},
     "updates": 0,
+    "known": {},
+    "lost": [],
 }
 
 
@@ -116,6 +118,55 @@ def test_one_that_gets_on_is_waited_for(others, monkeypatch, caplog):
     joiner._ask([0], needs)
     assert needs == {"lane": {0: 7}}
     assert "Waiting until /job:worker/task:0" in caplog.text
+
+
+def test_one_that_stands_still_is_an_error_though_another_gets_on(others):
+    joiner, _ = joiner_of(others, stall_timeout=0.1)
+    updates = iter(range(2000))
+    others.statuses[1] = lambda: {**STATUS, "updates": next(updates, 2000)}
+    with pytest.raises(tf.errors.DeadlineExceededError) as raised:
+        joiner._ask([0, 1], {})
+    assert raised.value.message.startswith("/job:worker/task:0 answered, and")
+
+
+# Of a test in which nobody is to be given up.
+PATIENT = {"worker_timeout": 60.0, "stall_timeout": 60.0}
+
+
+def hangs_at_first(reads, status):
+    """A worker that does not answer before so many reads."""
+    left = iter(range(reads))
+
+    def answer():
+        if next(left, None) is not None:
+            raise tf.errors.DeadlineExceededError(None, None, "hangs")
+        return status
+
+    return answer
+
+
+def test_one_that_hangs_while_another_lets_this_one_in_is_asked_too(others):
+    joiner, incarnation = joiner_of(others, **PATIENT)
+    admits = {**STATUS, "since": {str(ME): [incarnation, {"lane": 5}]}}
+    first = {**admits, "known": {"0": 10, "1": 11, "2": incarnation}}
+    others.statuses = {0: lambda: first, 1: hangs_at_first(5, admits)}
+    assert joiner._ask_all() == {"lane": {0: 5, 1: 5}}
+    assert set(joiner._heard) == {0, 1}
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_one_that_takes_connections_and_hangs_may_train(
+    others, monkeypatch, listens
+):
+    joiner, _ = joiner_of(others, **PATIENT)
+    monkeypatch.setattr(
+        joining.sessions, "listens", lambda address, seconds: listens
+    )
+    others.statuses = {
+        0: hangs_at_first(5, STATUS),
+        1: lambda: {**STATUS, "done": 0},
+    }
+    assert joiner.is_needed() is listens
 
 
 def test_a_request_that_was_lost_is_made_again(others):

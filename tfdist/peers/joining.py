@@ -14,7 +14,9 @@ import tensorflow as tf
 
 from tfdist import saved_state
 from tfdist.all_reduce import variables as variables_lib
+from tfdist.cluster import sessions
 from tfdist.peers import admission
+from tfdist.peers import board
 
 _POLL_SECONDS = 0.03
 _REPORT_SECONDS = 10.0
@@ -37,10 +39,33 @@ class Joiner:
         self._tolerance = tolerance
         # The others that take part, by number: when they answered last.
         self._heard = {}
+        # Those with whom the workers that let this one in exchange updates.
+        self._live = set()
 
     def is_needed(self):
-        """Whether the others train already, without this worker."""
-        return bool(self._training())
+        """Whether the others train already, without this worker.
+
+        One whose server takes connections and does not answer may train, and
+        is asked again, for `worker_timeout`.
+        """
+        end = time.monotonic() + self._tolerance.worker_timeout
+        while True:
+            silent = []
+            for worker in self._roster.others:
+                try:
+                    status = self._meetings.status_of(worker)
+                except (tf.errors.OpError, OSError):
+                    silent.append(worker)
+                    continue
+                if status and _trains(status):
+                    return True
+            if time.monotonic() > end or not any(map(self._listens, silent)):
+                return False
+            time.sleep(_POLL_SECONDS)
+
+    def _listens(self, worker):
+        address, _, _ = self._roster.places[worker]
+        return sessions.listens(address, board.SECONDS)
 
     def wait_for_start(self):
         """Waits until the others train.
@@ -82,14 +107,7 @@ class Joiner:
         """
         logging.info("The other workers train: this one joins them.")
         self._meetings.post(joins=True)
-        # The first lets one in at a time, who is there for the next.
-        needs = {}
-        first = sorted(self._training())[:1]
-        self._ask(first, needs)
-        self._ask(self._training() - {*first}, needs)
-        if not self._heard:
-            raise _too_late("any other worker")
-        saved = self._fetch(needs)
+        saved = self._fetch(self._ask_all())
         self._take(saved, model)
         for worker in self._heard:
             end = time.monotonic() + self._tolerance.worker_timeout
@@ -97,6 +115,28 @@ class Joiner:
                 if time.monotonic() > end:
                     break  # It is lost, as in any step.
                 time.sleep(_POLL_SECONDS)
+
+    def _ask_all(self):
+        """Waits until all that train send their updates.
+
+        Returns:
+          Dict, channel -> worker -> its last update before.
+        """
+        # The first lets one in at a time, who is there for the next.
+        needs = {}
+        first = sorted(self._training())[:1]
+        self._ask(first, needs)
+        statuses = {k: self._read(k) for k in self._roster.others}
+        # One that does not answer at this moment takes part as well.
+        others = {
+            worker
+            for worker, status in statuses.items()
+            if (_trains(status) if status else worker in self._live)
+        }
+        self._ask(others - {*first}, needs)
+        if not self._heard:
+            raise _too_late("any other worker")
+        return needs
 
     def _ask(self, workers, needs):
         """Waits until workers send their updates.
@@ -115,6 +155,7 @@ class Joiner:
                 return False
             for name, number in since.items():
                 needs.setdefault(name, {})[worker] = number
+            self._live |= {*map(int, status["known"])} - {*status["lost"]}
             return True
 
         self._wait(workers, 0, sends)
@@ -177,7 +218,8 @@ class Joiner:
             not changed for long.
         """
         left, seen = set(workers), {}
-        moved = reported = time.monotonic()
+        reported = time.monotonic()
+        moved = dict.fromkeys(left, reported)
         asked = -math.inf
         while left := left & self._heard.keys():
             if time.monotonic() - asked > _ASK_SECONDS:
@@ -190,11 +232,12 @@ class Joiner:
                     continue
                 if is_done(worker, status):
                     left.discard(worker)
+                now = time.monotonic()
                 if status != seen.get(worker):
-                    seen[worker], moved = status, time.monotonic()
+                    seen[worker], moved[worker] = status, now
+                elif now - moved[worker] > self._bound and worker in left:
+                    raise self._stalled([worker], "let this worker join")
             now = time.monotonic()
-            if left and now - moved > self._bound:
-                raise self._stalled(left, "let this worker join")
             if left and now - reported > _REPORT_SECONDS:
                 reported = now
                 logging.warning(
