@@ -15,6 +15,7 @@ from tfdist.compression import Threshold
 from tfdist.peers import account
 from tfdist.peers import channel as channel_lib
 from tfdist.peers import checksums
+from tfdist.peers import engine
 from tfdist.peers import flat
 from tfdist.peers import messages
 from tfdist.peers.roster import Roster
@@ -37,7 +38,7 @@ class Receiver:
         roster.known = dict.fromkeys(range(3), INCARNATION)
         self.told = tf.Variable(tf.zeros([], tf.int64))
         self.rate = tf.Variable(0.125)
-        engine = types.SimpleNamespace(
+        holder = types.SimpleNamespace(
             roster=roster,
             known=tf.Variable(tf.fill([3], tf.constant(INCARNATION, tf.int64))),
             told=self.told,
@@ -49,7 +50,7 @@ class Receiver:
         self.codec = codec or Cast("float32")
         state = self.codec.state(SIZE)
         self.channel = channel_lib.Channel(
-            engine,
+            holder,
             next(_names),
             flat.FlatGroup(tf.float32, (0,), (tf.TensorShape([SIZE]),)),
             codec,
@@ -259,6 +260,30 @@ def test_a_checksum_stays_what_it_was_but_for_what_is_lost(receiver):
     assert channel.sums[0] != 0
     assert channel.checksum(after.numpy()) == pytest.approx(0.0, abs=0.01)
     assert abs(channel.checksum(before.numpy())) > 100.0
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnhandledThreadExceptionWarning"
+)
+def test_no_step_waits_for_a_thread_that_has_failed(receiver):
+    channel = receiver.channel
+    transport = channel.transport
+
+    def put(update):
+        raise tf.errors.ResourceExhaustedError(None, None, "no memory")
+
+    transport.senders[0].put = put
+    message = [np.zeros([messages.header_length(3)], np.int64)]
+    message += [ONES, np.zeros([0], np.uint8)]
+    transport.outbox.put(message)
+    transport._thread.join(60.0)
+    with pytest.raises(tf.errors.CancelledError):
+        transport.outbox.put(message)
+    worker = types.SimpleNamespace(
+        roster=channel._roster, admission=object(), channels=[channel]
+    )
+    with pytest.raises(RuntimeError, match="has failed"):
+        engine.PeerEngine.read_told(worker)
 
 
 def test_a_step_that_changes_nothing_sends_nothing(receiver):

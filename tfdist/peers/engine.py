@@ -192,10 +192,13 @@ class PeerEngine(engine_lib.Engine):
 
         Raises:
           tf.errors.UnavailableError: Another worker has given up this one.
+          RuntimeError: A thread that sends updates has failed.
         """
         if self.roster.given_up_by is not None:
             raise self.roster.left_behind(self.roster.given_up_by)
         if self.admission is not None:
+            for one in self.channels:
+                one.transport.check_threads()
             self.admission.look()
         stops = self.fit_number and int(self.told.numpy()) == self.fit_number
         return 0.0, tail_lib.STOPS if stops else tail_lib.TRAINS

@@ -101,6 +101,15 @@ class Transport:
         # Single operations: a function would cost several times as much.
         with tf.device(self._device):
             handle = self.outbox.handle()
+        try:
+            self._hand_out_all(handle)
+        except BaseException:
+            # No step waits for room that nobody makes.
+            with tf.device(self._device):
+                self.outbox.close()
+            raise
+
+    def _hand_out_all(self, handle):
         while True:
             try:
                 tensors = self.outbox.take(handle)
