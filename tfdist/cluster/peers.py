@@ -192,8 +192,15 @@ class Peers:
                             tf.errors.UNAVAILABLE, self._lost
                         )
                         return
+            self._look()
+
+    def _look(self):
+        # Whatever an error means for sums: the heartbeats go on.
+        try:
             for one in list(self.watching):
                 one.look()
+        except Exception:
+            logging.exception("Looking after sums that take long has failed.")
 
     def lost_worker(self):
         """Waits until it is known whether a worker is gone.
