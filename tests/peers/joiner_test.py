@@ -182,13 +182,14 @@ def test_a_request_that_was_lost_is_made_again(others):
 
 
 @pytest.mark.parametrize("other", [None, lambda: {**STATUS, "done": 0}])
-def test_one_that_has_died_is_left_out(others, other):
+def test_one_that_has_died_is_left_out(others, other, caplog):
     """Whether it is silent, or started again."""
     joiner, incarnation = joiner_of(others, stall_timeout=60.0)
     admitted = {**STATUS, "since": {str(ME): [incarnation, {}]}}
     others.statuses = {0: other, 1: lambda: admitted}
     joiner._ask([0, 1], {})
     assert set(joiner._heard) == {1}
+    assert "task:0 does not answer for 2.1 s: this worker joins" in caplog.text
 
 
 def test_the_snapshot_of_another_is_taken_where_the_first_has_died(others):

@@ -294,6 +294,11 @@ class Joiner:
         # It does not answer, or another process has taken its place.
         if now - self._heard[worker] > self._tolerance.worker_timeout:
             del self._heard[worker]
+            logging.warning(
+                "%s does not answer for %g s: this worker joins without it.",
+                self._roster.names[worker],
+                self._tolerance.worker_timeout,
+            )
             if not self._heard:
                 raise _too_late("any other worker")
         return None
