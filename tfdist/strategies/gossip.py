@@ -18,8 +18,8 @@ class GossipStrategy(among_peers.StrategyAmongPeers):
     Each worker holds all parameters and an optimizer of its own. After each
     step of its own gradients it sends half of its parameters to a random other
     worker and gets half of that one's, so that both have the mean; at the end
-    of `fit` all take the mean of all workers. No step waits for another
-    worker. On average a worker sends at most two messages for each step,
+    of `fit` all take the mean of all workers. No worker waits for the steps of
+    another one. On average a worker sends at most two messages for each step,
     however many workers there are. `TF_CONFIG` has workers alone. A worker that
     has died is left out after `worker_timeout`, and the others go on. What
     holds and what does not: docs/peers.md.
