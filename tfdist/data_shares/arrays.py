@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdist import private_keras_data
 from tfdist import private_pipelines
+from tfdist.data_shares import epoch_orders
 
 
 def maker(dataset, adapter, call):
@@ -32,8 +33,7 @@ def maker(dataset, adapter, call):
     if arrays is None:
         return None
     whole = private_pipelines.whole_arrays(dataset).repeat()
-    # The process's seed, without a draw from it.
-    seed = zlib.crc32(f"{tf.compat.v1.get_seed(1)[0]} {call}".encode())
+    seed = zlib.crc32(epoch_orders.seed_of(call).encode())
 
     def make(number=1, mine=0):
         seeds = tf.data.Dataset.random(

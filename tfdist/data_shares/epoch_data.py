@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import private_keras_calls
+from tfdist.data_shares import epoch_orders
 
 
 class EpochData:
@@ -51,8 +52,7 @@ class EpochData:
         self._left_out = left_out
         self._make_epoch = make_epoch
         self._passed = passed
-        # Iterators that have been drawn: one for each epoch.
-        self._drawn = 0
+        self._iterators = epoch_orders.EpochIterators(dataset)
 
     def __iter__(self):
         if private_keras_calls.is_building_model():
@@ -60,7 +60,7 @@ class EpochData:
         if self._make_epoch is not None:
             return self._make_epoch()
         begun, self._begun = self._begun, None
-        if not self._drawn or begun is not None:
+        if not self._iterators.drawn or begun is not None:
             passed = self._passed()
             if passed > self._left_out[0]:
                 self._left_out = passed, 0
@@ -72,13 +72,7 @@ class EpochData:
         """An iterator of the next epoch's data."""
         epochs, batches = self._left_out
         self._left_out = epochs, 0
-        while self._drawn < epochs:
-            # A shuffle draws the order of an epoch with its iterator.
-            iter(self._dataset)
-            self._drawn += 1
-        self._drawn += 1
-        dataset = self._dataset.skip(batches) if batches else self._dataset
-        return iter(dataset)
+        return self._iterators.next(epochs, batches)
 
     def _batch_to_build_for(self):
         spec = self._dataset.element_spec

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdist import private_keras_data
 from tfdist import private_pipelines
 from tfdist.data_shares import arrays
+from tfdist.data_shares import epoch_orders
 from tfdist.data_shares import fresh_pipelines
 
 _AutoShardPolicy = tf.data.experimental.AutoShardPolicy
@@ -112,17 +113,16 @@ class PortionReader:
             self._make is None
             and not private_pipelines.depends_on_iterators(dataset)
         )
-        self._pipeline = None if self._is_fixed else self._begun_again()
-        # Iterators that the pipeline has given: one for each epoch.
-        self._drawn = 0
+        self._iterators = None if self._is_fixed else self._begun_again()
         self._iterator = None
         # Epoch and batch at which it stands; None if that is not known.
         self._at = None
         self._opened = (0, 0)
 
     def _begun_again(self):
+        """The iterators of the call's epochs, from the first one on."""
         if self._make is not None:
-            return self._make()
+            return epoch_orders.EpochIterators(self._make())
         made = fresh_pipelines.begun_again(
             self._dataset, self._call, in_order=True
         )
@@ -134,7 +134,7 @@ class PortionReader:
                 "a shuffled data set of more than "
                 f"{fresh_pipelines.MAX_BYTES} bytes in memory"
             )
-        return made
+        return epoch_orders.EpochIterators(made)
 
     def open(self, epoch, batch):
         """Returns an iterator whose next element is a batch.
@@ -166,14 +166,9 @@ class PortionReader:
     def _begin(self, epoch):
         if self._is_fixed:
             return iter(self._dataset)
-        if self._drawn > epoch:
-            self._pipeline, self._drawn = self._begun_again(), 0
-        while self._drawn < epoch:
-            # A shuffle draws the order of an epoch with its iterator.
-            iter(self._pipeline)
-            self._drawn += 1
-        self._drawn += 1
-        return iter(self._pipeline)
+        if self._iterators.drawn > epoch:
+            self._iterators = self._begun_again()
+        return self._iterators.next(epoch)
 
 
 @functools.partial(tf.function, autograph=False)

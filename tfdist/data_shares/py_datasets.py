@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import private_keras_data
+from tfdist.data_shares import epoch_orders
 
 # By `DataAdapter`: the orders of its batches.
 _orders = weakref.WeakKeyDictionary()
@@ -100,8 +101,7 @@ class _Orders:
 
     def __init__(self, size, call):
         self._size = size
-        # The process's seed, without a draw from it.
-        self._seed = f"{tf.compat.v1.get_seed(1)[0]} {call}"
+        self._seed = epoch_orders.seed_of(call)
         self._epochs = itertools.count()
 
     def begin_at(self, epoch):

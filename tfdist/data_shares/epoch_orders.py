@@ -1,0 +1,47 @@
+"""Orders of epochs: the seed that they are drawn by, and their iterators."""
+
+import tensorflow as tf
+
+
+def seed_of(call):
+    """Returns the seed of the orders of a call's epochs, a string.
+
+    It is the same on all workers where they have set the same seed.
+
+    Args:
+      call: Order number of the data, see `shares.distribute`.
+    """
+    # The process's seed, without a draw from it.
+    return f"{tf.compat.v1.get_seed(1)[0]} {call}"
+
+
+class EpochIterators:
+    """Iterators of a data set, one for each epoch.
+
+    A shuffle draws the order of an epoch with its iterator. So the epochs that
+    are passed over have iterators as well.
+
+    Args:
+      dataset: The `tf.data.Dataset`.
+
+    Attributes:
+      drawn: Number of the epochs that have had their iterator, an int.
+    """
+
+    def __init__(self, dataset):
+        self._dataset = dataset
+        self.drawn = 0
+
+    def next(self, first=0, left_out=0):
+        """Returns an iterator of the next epoch.
+
+        Args:
+          first: Number of the first epoch, from 0, that is not passed over.
+          left_out: Number of batches that the epoch begins without.
+        """
+        while self.drawn < first:
+            iter(self._dataset)
+            self.drawn += 1
+        self.drawn += 1
+        data = self._dataset.skip(left_out) if left_out else self._dataset
+        return iter(data)
