@@ -6,7 +6,6 @@ import types
 import pytest
 
 from tfdist.cli import gpus
-from tfdist.cli import launch
 from tfdist.cli.local_cluster import LocalTask
 
 
@@ -88,7 +87,9 @@ def test_the_launcher_divides_them_unless_the_user_has(monkeypatch, extra):
     said = []
     report = types.SimpleNamespace(say=said.append)
     monkeypatch.setattr(gpus, "visible", lambda environ: ["4", "5"])
-    found = launch._gpus(os.environ, extra, tasks(ps=1, worker=2), 2, report)
+    found = gpus.environments(
+        os.environ, extra, tasks(ps=1, worker=2), 2, report
+    )
     hidden = dict.fromkeys(gpus.VARIABLES, "")
     if extra:
         # What is for all tasks is for servers, too.
@@ -105,5 +106,5 @@ def test_the_launcher_divides_them_unless_the_user_has(monkeypatch, extra):
 
 def test_servers_see_none_where_the_launcher_has_found_none(monkeypatch):
     monkeypatch.setattr(gpus, "visible", lambda environ: [])
-    found = launch._gpus({}, {}, tasks(ps=1, worker=2), 2, None)
+    found = gpus.environments({}, {}, tasks(ps=1, worker=2), 2, None)
     assert found == {"ps 0": dict.fromkeys(gpus.VARIABLES, "")}

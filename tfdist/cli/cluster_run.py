@@ -99,6 +99,11 @@ class ClusterRun:
         return [task for task in self._tasks if task.worker is not None]
 
     @property
+    def _left(self) -> list[Task]:
+        """The tasks that run, or will again, and are no servers."""
+        return [t for t in (*self.running, *self._restarts) if not t.is_server]
+
+    @property
     def is_over(self) -> bool:
         """Whether no task runs or will, or those that do are given up."""
         return self.phase == RunPhase.ABANDONED or not (
@@ -205,7 +210,7 @@ class ClusterRun:
         for task in [t for t, when in self._leaving.items() if when <= now]:
             self._leaving[task] = float("inf")
             self._report.say(f"{task.label} has not left: killing it")
-            task.signal(signal.SIGKILL)
+            task.kill()
         if self.is_over:
             return
         if now >= self._servers_due:
@@ -245,11 +250,11 @@ class ClusterRun:
             self._servers_due = now + _WORKERS_PART * seconds
             # A worker's last step, and the chief's checkpoint, need servers.
             others = [task for task in self.running if not task.is_server]
-            self._signal(others, signal.SIGTERM, "terminating")
+            self._end(others)
             if not others:
                 self._terminate_servers()
         elif phase == RunPhase.KILLING:
-            self._signal(self.running, signal.SIGKILL, "killing")
+            self._end(self.running, kills=True)
             self._allow(_SECONDS_AFTER_KILL)
         else:
             self._report.say(
@@ -304,9 +309,7 @@ class ClusterRun:
                 f"{self._limits.max_restarts} in {seconds:g} s"
             )
             self._restarts[task] = time.monotonic() + seconds
-        elif self._others_go_on(task) and (
-            task.is_evaluator or not cannot_start
-        ):
+        elif self._others_go_on(task, cannot_start):
             self._fail(task, status, what, goes_on=True)
         else:
             if cannot_start and self._limits.max_restarts:
@@ -323,9 +326,8 @@ class ClusterRun:
 
     def _tell_end(self) -> None:
         """Tells an evaluator when nobody trains any more, and then servers."""
-        left = [t for t in (*self.running, *self._restarts) if not t.is_server]
-        if all(task.is_evaluator for task in left):
-            for task in left or self.running:
+        if all(task.is_evaluator for task in self._left):
+            for task in self._left or self.running:
                 task.tell_end()
 
     def _needed_and_done(self, task: Task) -> str:
@@ -356,15 +358,17 @@ class ClusterRun:
             < _EXCUSED_PER_RESTART * self._limits.max_restarts
         )
 
-    def _others_go_on(self, task: Task) -> bool:
+    def _others_go_on(self, task: Task, cannot_start: bool) -> bool:
         """Whether training goes on without a task that stays away.
 
         It does without the evaluator, and without a worker that is not the
-        chief, where parameters are on servers and some other worker is left.
+        chief, where parameters are on servers and some other worker is left;
+        but not without a worker that no restart would start.
         """
         return self.phase == RunPhase.RUNNING and (
             task.is_evaluator
-            or task.worker is not None
+            or not cannot_start
+            and task.worker is not None
             and task.worker >= self._limits.min_workers
             and any(other.is_server for other in self._tasks)
         )
@@ -380,9 +384,7 @@ class ClusterRun:
     @property
     def _only_servers_run(self) -> bool:
         """Whether nobody trains any more, nor will."""
-        return all(
-            other.is_server for other in (*self.running, *self._restarts)
-        )
+        return not self._left
 
     def _on_left(self, task: Task, status: int, what: str) -> None:
         """A worker that was told to leave has ended, however."""
@@ -407,20 +409,21 @@ class ClusterRun:
 
     def _terminate_servers(self) -> None:
         self._servers_due = float("inf")
-        servers = [task for task in self.running if task.is_server]
-        self._signal(servers, signal.SIGTERM, "terminating")
+        self._end([task for task in self.running if task.is_server])
 
-    def _signal(self, tasks: Sequence[Task], number: int, what: str) -> None:
+    def _end(self, tasks: Sequence[Task], *, kills: bool = False) -> None:
         if tasks:
             labels = ", ".join(task.label for task in tasks)
-            self._report.say(f"{what} {labels}")
+            self._report.say(
+                f"{'killing' if kills else 'terminating'} {labels}"
+            )
         for task in tasks:
             task.line_filter.is_ending = True
-            if number == signal.SIGTERM:
+            if kills:
+                task.kill()
+            else:
                 # A worker's last step may need the processes that it has.
                 task.terminate()
-            else:
-                task.signal(number)
 
     def _allow(self, seconds: float) -> None:
         self.deadline = time.monotonic() + seconds

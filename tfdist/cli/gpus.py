@@ -6,12 +6,45 @@ import itertools
 import pathlib
 
 from tfdist.cli.local_cluster import LocalTask
+from tfdist.cli.run_report import RunReport
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 VARIABLES = (VARIABLE, "HIP_VISIBLE_DEVICES")
 """What hides GPUs from a process, by CUDA and by ROCm."""
-# Jobs that compute. The first ones get GPUs of their own where there are few.
-_JOBS = ("chief", "worker", "helper", "evaluator")
+# Jobs that compute. The first ones get GPUs of their own where there are few:
+# the evaluator before workers that may start later, since it is certain to.
+_JOBS = ("chief", "evaluator", "worker", "helper")
+
+
+def environments(
+    environ: Mapping[str, str],
+    extra: Mapping[str, str],
+    tasks: Sequence[LocalTask],
+    num_workers: int,
+    report: RunReport,
+) -> dict[str, dict[str, str]]:
+    """Returns, by label of a task, what its environment says of GPUs.
+
+    Args:
+        environ: of the launcher.
+        extra: what the user adds to it for all tasks.
+        tasks: of all clusters on this machine.
+        num_workers: how many workers of each cluster start at first.
+        report: who is told which tasks have which GPUs.
+    """
+    result: dict[str, dict[str, str]] = {}
+    found = visible(environ)
+    if found and VARIABLE not in extra:
+        of_tasks = shares(tasks, found, num_workers)
+        report.say(_described(of_tasks))
+        result = {
+            label: {VARIABLE: ",".join(names)}
+            for label, names in of_tasks.items()
+        }
+    # Not left to `tfdist.cluster.gpus`: a script may use TensorFlow before it
+    # makes its strategy.
+    hidden = {name: "" for name in VARIABLES if name not in extra}
+    return result | {task.label: hidden for task in tasks if task.job == "ps"}
 
 
 def visible(
@@ -67,12 +100,7 @@ def shares(
 
     computing = sorted(
         (task for task in tasks if task.job in _JOBS),
-        key=lambda task: (
-            comes_later(task),
-            # Of those who come later, it is certain to.
-            task.job != "evaluator",
-            _JOBS.index(task.job),
-        ),
+        key=lambda task: (comes_later(task), _JOBS.index(task.job)),
     )
     first = sum(not comes_later(task) for task in computing)
     each = max(len(gpus) // max(first, 1), 1)
@@ -83,7 +111,7 @@ def shares(
     return result
 
 
-def described(of_tasks: Mapping[str, Sequence[str]]) -> str:
+def _described(of_tasks: Mapping[str, Sequence[str]]) -> str:
     """Returns a line that says which tasks have which GPUs."""
     parts = [
         f"{label}: {', '.join(gpus)}"

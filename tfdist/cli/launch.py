@@ -34,6 +34,9 @@ _LAUNCHED_ENVIRONMENT = {
     # process takes all of their memory.
     "TF_FORCE_GPU_ALLOW_GROWTH": "true",
 }
+# Jobs that tell how they train, and those that are told when training is over.
+_TRAIN = ("chief", "worker")
+_OUTLAST = ("ps", "helper", "evaluator")
 # Between two lines about the workers, on a terminal.
 _STATUS_SECONDS = 10.0
 
@@ -110,7 +113,7 @@ def main(argv: Sequence[str]) -> int:
                     prefix="tfdist-snapshots-", ignore_cleanup_errors=True
                 )
             )
-        of_tasks = _gpus(
+        of_tasks = gpus.environments(
             os.environ, extra, cluster.tasks, values.num_workers, report
         )
         groups: list[list[Task]] = [[] for _ in range(values.num_groups)]
@@ -140,8 +143,8 @@ def main(argv: Sequence[str]) -> int:
                     ),
                     color=output.COLORS[number % len(output.COLORS)],
                     log_dir=log_dir,
-                    status_path=_status_path(told, task),
-                    end_path=_end_path(told, task),
+                    status_path=_own_file(told, task, _TRAIN),
+                    end_path=_own_file(told, task, _OUTLAST),
                     line_filter=LineFilter(
                         shown_output.includes(show, task, values.chief),
                         is_verbose,
@@ -157,41 +160,13 @@ def main(argv: Sequence[str]) -> int:
         return status
 
 
-def _gpus(
-    environ: Mapping[str, str],
-    extra: Mapping[str, str],
-    tasks: Sequence[LocalTask],
-    num_workers: int,
-    report: RunReport,
-) -> dict[str, dict[str, str]]:
-    """Returns, by label of a task, what its environment says of GPUs."""
-    result: dict[str, dict[str, str]] = {}
-    found = gpus.visible(environ)
-    if found and gpus.VARIABLE not in extra:
-        of_tasks = gpus.shares(tasks, found, num_workers)
-        report.say(gpus.described(of_tasks))
-        result = {
-            label: {gpus.VARIABLE: ",".join(names)}
-            for label, names in of_tasks.items()
-        }
-    # Not left to `tfdist.cluster.gpus`: a script may use TensorFlow before it
-    # makes its strategy.
-    hidden = {name: "" for name in gpus.VARIABLES if name not in extra}
-    return result | {task.label: hidden for task in tasks if task.job == "ps"}
-
-
-def _status_path(directory: str, task: LocalTask) -> str | None:
-    """Returns the file in which a task that trains tells how it gets on."""
-    if task.job not in ("chief", "worker"):
+def _own_file(
+    directory: str, task: LocalTask, jobs: Sequence[str]
+) -> str | None:
+    """Returns the path of a task's own file; `None` for jobs not in `jobs`."""
+    if task.job not in jobs:
         return None
     return os.path.join(directory, task.label.replace(" ", "-"))
-
-
-def _end_path(directory: str, task: LocalTask) -> str | None:
-    """Returns the file that tells a task that all workers have ended."""
-    if task.job not in ("ps", "helper", "evaluator"):
-        return None
-    return os.path.join(directory, f"{task.label.replace(' ', '-')}-ends")
 
 
 def _environment(

@@ -1,11 +1,11 @@
-"""Limits of a launched run: restarts, times and numbers of workers."""
+"""Limits of a launched run."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Limits of a run: restarts, times and numbers of workers.
+    """Restarts, times and numbers of workers that a run may have.
 
     Attributes:
         max_restarts: how often each task that fails is started again.

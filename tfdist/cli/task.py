@@ -243,7 +243,7 @@ class Task:
         Returns:
             What the user should be told about it.
         """
-        self.signal(signal.SIGKILL)  # What it has started and left behind.
+        self.kill()  # What it has started and left behind.
         guard.remove(self._process.pid)
         notes = []
         for descriptor, source in list(self._sources.items()):
@@ -260,10 +260,10 @@ class Task:
         self._process = None
         return notes
 
-    def signal(self, number: int) -> None:
-        """Sends a signal to the process group, if there still is one."""
+    def kill(self) -> None:
+        """Sends SIGKILL to the process group, if there still is one."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def terminate(self) -> None:
         """Sends SIGTERM to the process alone, which looks after its own."""
