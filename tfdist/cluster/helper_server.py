@@ -23,7 +23,8 @@ _TERMINATED_STATUS = 128 + signal.SIGTERM
 def serve(config, timeout):
     """Runs TensorFlow's server until this helper's worker has finished.
 
-    That is read in the first parameter server's table of members.
+    The first parameter server's table of members tells that; under `tfdist
+    launch` the launcher does.
 
     Args:
       config: The `ClusterConfig` of a `helper` task.
@@ -41,13 +42,12 @@ def serve(config, timeout):
     while not preemption.received():
         time.sleep(_POLL_SECONDS)
         now = time.monotonic()
-        says = termination.launcher_says(os.environ)
+        says = termination.launcher_says()
         if says:
             return 0
         try:
             rows = member_reader.read(config.ps_addresses[0], _READ_SECONDS)
             answered = now
-            # Under a launcher a worker that failed may be started again.
             if says is None and _is_over(config, rows, now - began, timeout):
                 time.sleep(_FAREWELL_SECONDS)
                 return 0

@@ -57,7 +57,7 @@ def serve(
 
     Returns:
       The exit status of the process: 0 when training has finished, 143 when
-      SIGTERM has ended it before.
+      SIGTERM has ended it before, 1 when there was no worker to wait for.
 
     Raises:
       ClusterConfigError: Another server keeps its snapshots where this one
@@ -127,7 +127,7 @@ def _wait_for_end(config, table, timeout):
         time.sleep(_POLL_SECONDS)
         rows = table.read()
         left.look(rows)
-        says = termination.launcher_says(os.environ)
+        says = termination.launcher_says()
         try:
             over = says or termination.is_over(
                 rows,
@@ -140,7 +140,7 @@ def _wait_for_end(config, table, timeout):
         except TimeoutError as error:
             logging.error("%s: %s", config.task_name, error)
             return 1
-        # Under a launcher a worker that failed may be started again.
+        # Until SIGTERM a launcher's no outweighs the table.
         if over and (says is not False or preemption.received()):
             break
         if preemption.received():

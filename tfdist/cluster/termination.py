@@ -1,4 +1,8 @@
-"""Whether training is over and who is late, by the table of members."""
+"""Whether training is over and who is late.
+
+The table of members says so, and `tfdist launch` where it has started the
+process.
+"""
 
 import os
 import time
@@ -18,7 +22,7 @@ def is_over(
     with_evaluators=False,
     initial_workers=None,
 ):
-    """Whether nobody trains any more.
+    """Whether nobody trains any more, by the table of members.
 
     Training is over when every worker has finished. Once one of them has, a
     worker that has been silent for `lost_after` seconds is not waited for, nor
@@ -65,19 +69,19 @@ def is_over(
     return False
 
 
-def launcher_says(environ):
-    """Whether training is over, as `tfdist launch` says.
+def launcher_says():
+    """Whether training is over, as `tfdist launch` tells this process.
 
     It sees how processes end and starts them again; in the table of members a
     worker that has ended with `sys.exit(1)` looks like one that has finished.
-
-    Args:
-      environ: The environment of a server, a helper or an evaluator.
+    As long as a worker that failed may be started again, it says no, which
+    outweighs the table.
 
     Returns:
-      A bool; None where another one has started this process.
+      A bool; None where another one has started this process, or it is a
+      worker's.
     """
-    path = environ.get(environment.END_FILE)
+    path = os.environ.get(environment.END_FILE)
     return os.path.exists(path) if path else None
 
 

@@ -70,7 +70,7 @@ class TrainingMixin:
         """
         if self._membership is None:
             return not self._runtime.local.is_open()
-        says = termination.launcher_says(os.environ)
+        says = termination.launcher_says()
         over = says or termination.is_over(
             self._runtime.call(self._membership.read),
             known_for=time.monotonic() - self._connected_at,
@@ -78,7 +78,6 @@ class TrainingMixin:
             lost_after=member_table.LOST_AFTER_SECONDS,
             initial_workers=self._cluster.initial_workers,
         )
-        # Under a launcher a worker that failed may be started again.
         return over and says is not False
 
     @property
