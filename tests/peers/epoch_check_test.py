@@ -2,6 +2,7 @@
 
 import types
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -47,6 +48,17 @@ def test_rounding_is_told_from_one_lost_update(training):
         abs(update.astype(np.float64) @ signs) > 2 * bound
         for update in updates[:5]
     )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "factor"),
+    # Small updates of half precision vanish one like the other.
+    [("float32", 400**0.5), ("float16", 400), ("bfloat16", 400)],
+)
+def test_rounding_adds_up_as_it_does_in_that_precision(dtype, factor):
+    epsilon = float(ml_dtypes.finfo(dtype).eps)
+    one, many = (epoch_check.rounding(epsilon, n, 1.0) for n in (1, 400))
+    assert many == pytest.approx(factor * one)
 
 
 def test_differences_of_numbers_are_those_of_dead_processes():

@@ -211,7 +211,8 @@ def rounding(epsilon, updates, norm):
       A float.
     """
     updates = max(updates, 1)
-    if epsilon < 1e-3:
+    # Half precision: 2^-10 of float16 and 2^-7 of bfloat16; float32 has 2^-23.
+    if epsilon < 1e-4:
         updates = math.sqrt(updates)
     # The smallest unit of checksums counts as well.
     return _DEVIATIONS * (epsilon / 2 * norm * updates + 1e-9 * updates)
