@@ -305,6 +305,9 @@ def test_what_xla_would_compile_is_refused():
     placement.place(model, where)
     with pytest.raises(ValueError, match="jit_compile=True"):
         compiled(model, jit_compile=True)
+    with pytest.raises(ValueError, match="jit_compile=True"):
+        # As `compile` takes it by position.
+        model.compile("sgd", "mse", None, None, None, False, 1, True)
     with pytest.raises(ValueError, match="`model` must be"):
         placement.place("model", where)
 

@@ -1,6 +1,7 @@
 """Layers and models that run on the device that they were placed on."""
 
 import contextlib
+import inspect
 import threading
 
 import keras
@@ -163,7 +164,7 @@ class PlacedModel(PlacedLayer):
         Raises:
           ValueError: `jit_compile=True`.
         """
-        if kwargs.get("jit_compile", "auto") is True:
+        if _jit_compile_of(super().compile, args, kwargs) is True:
             raise ValueError(
                 "jit_compile=True came for a placed model: XLA compiles for "
                 "one device and would ignore the placement. Leave it out, or "
@@ -191,3 +192,12 @@ class PlacedModel(PlacedLayer):
         moving.settle(self)
         with operations.following():
             return super().predict_step(*args, **kwargs)
+
+
+def _jit_compile_of(compile_, args, kwargs):
+    """The `jit_compile` that a model's `compile` is called with, or "auto"."""
+    try:
+        given = inspect.signature(compile_).bind(*args, **kwargs).arguments
+    except TypeError:
+        given = {}  # Keras itself says what is wrong with the arguments.
+    return {**given, **kwargs}.get("jit_compile", "auto")
