@@ -511,11 +511,12 @@ class PutOff(keras.Model):
 
 
 def test_the_maker_of_a_variable_is_found():
-    makers = {}
+    makers, layers = {}, {}
 
     def note(next_creator, **kwargs):
         name = kwargs["name"].rsplit("/", 1)[-1]
         makers[name] = private_keras_calls.variable_maker()
+        layers[name] = private_keras_calls.layers_under_way()
         return next_creator(**kwargs)
 
     with tf.variable_creator_scope(note):
@@ -528,6 +529,8 @@ def test_the_maker_of_a_variable_is_found():
     assert makers["weight"] is layer
     assert makers["by_hand"] is None
     assert makers["kernel"] is model.layer.kernel
+    assert layers["weight"][0] is layer
+    assert model in layers["kernel"]
 
 
 def test_an_optimizer_that_reduces_is_found(monkeypatch):

@@ -41,6 +41,9 @@ def test_parts_of_a_layer_are_found_in_order():
     model = model_of_two()
     wrapped = keras.layers.TimeDistributed(keras.layers.Dense(1))
     assert private_keras.sublayers(wrapped) == [wrapped.layer]
+    nested = keras.Sequential([wrapped])
+    assert private_keras.with_sublayers(nested)[0] is nested
+    assert wrapped.layer in private_keras.with_sublayers(nested)
     found = [x.name for x in private_keras.sublayers(model)]
     assert [x for x in found if x in "ab"] == ["a", "b"]
 

@@ -45,6 +45,11 @@ def sublayers(layer):
     return layer._flatten_layers(include_self=False, recursive=False)
 
 
+def with_sublayers(layer):
+    """Returns a Keras layer and all layers within it, a list."""
+    return list(layer._flatten_layers())
+
+
 def own_metrics(layer):
     """The metrics that are attributes of a Keras layer itself, in order.
 

@@ -311,6 +311,19 @@ def variable_maker():
     return None
 
 
+def layers_under_way():
+    """Returns the Keras layers and models whose methods are under way.
+
+    The layer in which Keras makes a variable that it has put off is a part of
+    one of them.
+
+    Returns:
+      A list of `keras.Layer`, the innermost call first.
+    """
+    callers = map(_self_of, _frames())
+    return [caller for caller in callers if isinstance(caller, keras.Layer)]
+
+
 class Making(NamedTuple):
     """A Keras variable that is being made.
 

@@ -342,25 +342,6 @@ def test_layers_that_read_all_rows_are_refused(setting):
         model.fit(*examples(), verbose=0)
 
 
-def test_embedding_whose_values_are_made_as_a_whole_has_replicas(caplog):
-    strategy = strategy_with_tables()
-    with strategy.scope():
-        layer = keras.layers.Embedding(
-            ROWS, WIDTH, embeddings_initializer="orthogonal"
-        )
-        layer.build()
-    assert layer.get_weights()[0].shape == (ROWS, WIDTH)
-    assert "makes values as a whole only" in caplog.text
-
-
-def test_smaller_embeddings_have_replicas():
-    strategy = strategy_with_tables()
-    with strategy.scope():
-        layer = keras.layers.Embedding(ROWS - 1, WIDTH)
-        layer.build()
-    assert layer.get_weights()[0].shape == (ROWS - 1, WIDTH)
-
-
 class Within(keras.Model):
     """A model that makes its table when it is first called."""
 

@@ -51,19 +51,28 @@ def create(store, reference, maker, kwargs):
         return None
     if isinstance(making.initializer, dynamic_table.DynamicRows):
         return _create_dynamic(store, making, kwargs)
-    if not _is_table(store, making.variable):
+    if not _may_be_table(store, making.variable):
         return None
     shape = tuple(making.variable.shape)
     build_values = table_values.by_partition(making.initializer, shape)
-    if build_values is None:
+    why_not = None
+    if not _is_of_embedding(making.variable, maker):
+        why_not = (
+            "it is not of a keras.layers.Embedding or a subclass. Only these "
+            "are known to look up rows, as tables on servers require"
+        )
+    elif build_values is None:
+        why_not = (
+            f"{making.initializer!r} makes values as a whole only. Tables on "
+            "servers are initialised by Zeros, Ones, Constant, RandomUniform, "
+            "RandomNormal, TruncatedNormal or VarianceScaling"
+        )
+    if why_not is not None:
         logging.warning(
-            "%r has a replica on each worker, although it has %d bytes: %r "
-            "makes values as a whole only. Tables on servers are initialised "
-            "by Zeros, Ones, Constant, RandomUniform, RandomNormal, "
-            "TruncatedNormal or VarianceScaling.",
+            "%r has a replica on each worker, although it has %d bytes: %s.",
             making.variable.path,
             _num_bytes(making.variable),
-            making.initializer,
+            why_not,
         )
         return None
     private_keras.read_by_rows(making.variable)
@@ -155,12 +164,28 @@ def _known(kwargs):
     return {k: kwargs[k] for k in kwargs if k not in ("initial_value", "shape")}
 
 
-def _is_table(store, variable):
+def _may_be_table(store, variable):
     return (
         variable.path.rsplit("/", 1)[-1] == _EMBEDDINGS
         and len(variable.shape) == 2
         and tf.as_dtype(variable.dtype).is_floating
         and _num_bytes(variable) >= store.tables.from_bytes
+    )
+
+
+def _is_of_embedding(variable, maker):
+    """Whether a variable that is being made is of an `Embedding`.
+
+    Another layer may read all of a matrix that it calls `embeddings`.
+    """
+    if isinstance(maker, keras.Layer):
+        return isinstance(maker, keras.layers.Embedding)
+    # Keras has put it off until the layers around it were traced.
+    return any(
+        isinstance(layer, keras.layers.Embedding)
+        and any(weight is variable for weight in layer.weights)
+        for outer in private_keras_calls.layers_under_way()
+        for layer in private_keras.with_sublayers(outer)
     )
 
 
