@@ -79,7 +79,10 @@ FITS = {
             "do not wait for each other and exchange every step",
         ),
     ),
-    **dict.fromkeys(SNAPSHOTS, (lambda method: True, "train together")),
+    **dict.fromkeys(
+        SNAPSHOTS,
+        (lambda method: method.needs_servers, "train with parameter servers"),
+    ),
 }
 
 flags.DEFINE_string(

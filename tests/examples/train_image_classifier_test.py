@@ -162,6 +162,8 @@ BAD_FLAGS = {
     "--strategy=async --worker_start=staggered": "--worker_start is for "
     "--warmup_worker_steps of at least 1 only.",
     "--strategy=none --snapshot_dir=x": "--snapshot_dir is for workers that ",
+    "--strategy=gossip --snapshot_dir=x": "--snapshot_dir is for workers that "
+    "train with parameter servers only.",
     # That are settings of the strategy now.
     "--softsync_s=3": "as in --strategy=softsync:s=3.",
     "--average_optimizer_state": "as in --strategy=parameter_averaging:"
