@@ -1,11 +1,12 @@
 """Trains a small network whose layers are on several devices.
 
     python examples/place_layers.py --placement='conv*=GPU:0,head=GPU:1'
-    python examples/place_layers.py --memory_limit_mb=0.2
+    python examples/place_layers.py --memory_limit_mb=2.5
 
 With `--placement` layers go where it says; without, a placement is found from
 measured costs. Without GPUs, as many logical CPU devices are made as there are
-in `--devices`, which show how it works and are no faster than one.
+in `--devices`: `CPU:0` and `CPU:1` by default. They show how it works and are
+no faster than one.
 """
 
 from collections.abc import Sequence

@@ -398,9 +398,9 @@ def _shortfall(costs):
     if len(stage.nodes) > 1:
         nodes += f" to {stage.nodes[-1]!r}"
     return (
-        f"memory_limits must let the model's {costs.size} nodes be cut into "
-        f"contiguous stages on {len(costs.devices)} devices. Even the cut that "
-        f"comes nearest is {short} bytes short: {nodes} needs {stage.bytes} "
-        f"bytes with {stage.in_flight} micro-batches in flight, and "
-        f"{stage.devices[0]} has {limit}."
+        f"The memory limits must let the model's {costs.size} nodes be cut "
+        f"into contiguous stages on {len(costs.devices)} devices. Even the cut "
+        f"that comes nearest is {short} bytes short: {nodes} needs "
+        f"{stage.bytes} bytes with {stage.in_flight} micro-batches in flight, "
+        f"and {stage.devices[0]} has {limit}."
     )

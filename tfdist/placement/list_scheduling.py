@@ -112,7 +112,7 @@ def largest_first(graph, devices):
     over = memory.excess_bytes(graph, assignment, devices)
     if over:
         raise memory.PlacementError(
-            "Argument `memory_limits` must let the model's nodes be placed. "
+            "The memory limits must let the model's nodes be placed. "
             f"Placed by size, largest first, {over} bytes do not fit."
         )
     return memory.placement_of(graph, assignment, devices)
@@ -263,7 +263,7 @@ class _Scheduler:
 def _does_not_fit(method, graph, number, ledger, devices):
     node = graph.nodes[number]
     return memory.PlacementError(
-        "Argument `memory_limits` must leave room for all nodes. "
+        "The memory limits must leave room for all nodes. "
         f"{method} found none for {node.name!r}, of "
         f"{node.resident_bytes + node.activation_bytes} bytes and what "
         "comes to it or must be with it; left are "

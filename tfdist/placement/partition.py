@@ -151,16 +151,16 @@ def _refuse_what_never_fits(graph, devices):
     total = sum(n.resident_bytes for n in graph.nodes)
     if total > sum(limits):
         raise memory.PlacementError(
-            "Argument `memory_limits` must hold the model: its weights, "
-            f"gradients and slots are {total} bytes, and the {len(devices)} "
-            f"devices have {sum(limits)} together."
+            "The memory limits must hold the model: its weights, gradients and "
+            f"slots are {total} bytes, and the {len(devices)} devices have "
+            f"{sum(limits)} together."
         )
     for group in graph.groups:
         size = sum(graph.nodes[number].resident_bytes for number in group)
         if size > max(limits):
             names = [graph.nodes[number].name for number in group]
             raise memory.PlacementError(
-                "Argument `memory_limits` must hold what stays together: the "
+                "The memory limits must hold what stays together: the "
                 f"weights, gradients and slots of {names} are {size} bytes, "
                 f"and the largest device has {max(limits)}."
             )

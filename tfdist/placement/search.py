@@ -86,7 +86,7 @@ def anneal(graph, devices, start=None, evaluations=1000, seed=0, measure=None):
         _walk(graph, devices, judge, starts, evaluations, seed)
     if judge.best is None:
         raise memory.PlacementError(
-            "Argument `memory_limits` must let the model be placed. A search "
+            "The memory limits must let the model be placed. A search "
             f"of {judge.proposals} placements found none that fits and runs; "
             f"the nearest was {judge.nearest} bytes short."
         )
