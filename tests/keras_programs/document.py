@@ -20,7 +20,7 @@ _BEGINNING = """\
 In the tables below, each row is a Keras program and each column is a training
 method. A cell says what happens if two workers run the program with this
 method. `make nightly` runs all cells, and compares the results with exact
-arithmetic; `make test` runs one program per method. `python -m
+arithmetic; `make test` runs one program under each of four methods. `python -m
 tests.keras_programs.main --write_docs` makes this page from the tables in
 `tests/keras_programs/`.
 

@@ -109,10 +109,10 @@ def define_flags() -> flags.FlagValues:
         3,
         "How often each task that fails is started again: after half a "
         "second, and after twice as long each further time. After its last "
-        "restart the others go on without a worker that is not the chief; "
-        "without the chief, a server or a helper the run ends. Mistakes of the "
-        "program (a TypeError, a ValueError, a failed import) are not started "
-        "again.",
+        "restart the others go on without a worker that is not the chief, if "
+        "parameters are on servers; without the chief, a server or a helper "
+        "the run ends. Mistakes of the program (a TypeError, a ValueError, a "
+        "failed import) are not started again.",
     )
     define.bool(
         "fail_fast",

@@ -40,7 +40,8 @@ class Codistillation(keras.callbacks.Callback):
     from then on, the group's chief publishes the weights, and every process
     looks for newer ones of the peers. So nobody is taught by a group that has
     not ended its own burn-in, however late it began. While a peer has not
-    been seen yet it is looked for once a second.
+    been seen yet it is looked for once a second (with `background=False`, at
+    each exchange).
 
     Files and networks are seen to in a thread of its own: what has come by
     the end of a training step is in use from the next one on. Peers that are

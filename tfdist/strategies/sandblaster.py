@@ -46,8 +46,8 @@ class SandblasterStrategy(whole_cluster.ClusterMixin, tf.distribute.Strategy):
       backup_after: Median durations of a portion after which a free worker
         computes it as well when no other portion is left; more than 1.
       fault_tolerance: A `FaultTolerance`, of which `start_timeout`,
-        `worker_timeout`, `server_timeout`, `on_preemption`, `snapshot_dir` and
-        `snapshot_every` count, and `on_stall="wait"`.
+        `worker_timeout`, `server_timeout`, `stall_timeout`, `on_preemption`,
+        `snapshot_dir` and `snapshot_every` count, and `on_stall="wait"`.
       seed: Integer for `keras.utils.set_random_seed`, the same on all workers.
 
     Raises:
