@@ -11,6 +11,8 @@ from tests.strategies.twins import perceptron
 import tfdist
 from tfdist.averaging import AccruedGradients
 from tfdist.averaging import ElasticAveraging
+from tfdist.correction import DANA
+from tfdist.synchronization import Async
 
 PERIOD, BATCH = 4, 3
 X, Y = classification(30)
@@ -133,3 +135,35 @@ def test_weights_that_are_set_in_the_midst_of_a_period():
     local = strategy._runtime.local
     for variable in model.trainable_variables:
         assert not local._own_values.shadow(variable.value).numpy().any()
+
+
+def test_the_parameters_are_saved_not_the_look_ahead(tmp_path):
+    """Each step's gradient is 1, so an exchange pushes two steps of 1."""
+
+    def build():
+        dense = keras.layers.Dense(
+            1, use_bias=False, kernel_initializer="zeros"
+        )
+        return keras.Sequential([keras.Input((1,)), dense])
+
+    plain, found = build(), []
+
+    def save(model):
+        model.save_weights(tmp_path / "saved.weights.h5")
+        plain.load_weights(tmp_path / "saved.weights.h5")
+        found.append(plain.get_weights()[0].item())
+
+    strategy = tfdist.ParameterAveragingStrategy(
+        2, synchronization=Async(), correction=DANA("zero", 0.5)
+    )
+    with strategy.scope():
+        model = build()
+        model.compile(keras.optimizers.SGD(1.0), lambda _, y: keras.ops.mean(y))
+    saves = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: batch == 1 and save(model)
+    )
+    ones = np.ones([4, 1])
+    model.fit(ones, ones, batch_size=1, callbacks=[saves], verbose=0)
+    save(model)
+    # v = 2, theta = -2; from there v = 0.5 * 2 + 2 = 3, theta = -2 - 3.
+    assert found == [-2.0, -5.0]

@@ -50,10 +50,11 @@ class DANA(base.Correction):
     gradients become dense, as momentum moves all of them ("slim" pushes all).
 
     With "zero" and "dc" a worker's replicas are the look-ahead. `evaluate`,
-    `predict`, `strategy.pull()` and `barrier()` fetch theta, the
-    `ClusterMonitor` does so before validation and each epoch, and the next
-    gradient is that of theta; what is saved by other means is the look-ahead.
-    With "slim" all see Theta.
+    `predict`, `strategy.pull()` and `barrier()` fetch theta. So do the ways of
+    Keras and TensorFlow to save a model, and the `ClusterMonitor` before
+    validation and each epoch. The next gradient is that of theta. What a
+    program reads itself is the look-ahead; within a period of local steps, so
+    is what is evaluated and saved. With "slim" all see Theta.
 
     Costs, for M bytes of parameters and N workers: "zero" (N + 1) * M bytes
     on the servers, "dc" what `backups` of `DelayCompensation` cost on top,

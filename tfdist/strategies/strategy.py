@@ -305,8 +305,9 @@ class ParameterServerStrategy(
     def uses_lookahead(self) -> bool:
         """Whether workers compute with other values than the parameters.
 
-        Then `pull` before you evaluate or save by other means than
-        `evaluate`, `predict` and the `ClusterMonitor`.
+        Then `pull` before you read the weights by other means than
+        `evaluate`, `predict`, the `ClusterMonitor` and those that
+        docs/checkpoints.md lists.
         """
         return self._runtime.corrector.uses_lookahead
 

@@ -222,8 +222,7 @@ class Synchronizer:
         """Refreshes lazily kept replicas before one of them is read.
 
         What is saved is refreshed as a whole, so that parameters and slots
-        are of one moment. Not in the middle of local steps, and not while an
-        evaluation has other values in place: these are saved.
+        are of one moment; see `_pulls_to_save`.
         """
         if variable.role is Role.TABLE:
             # There is no replica: servers have to hold it.
@@ -235,12 +234,11 @@ class Synchronizer:
         evaluations = self._runtime.evaluations
         if evaluations.holds(variable):
             return
-        has_others = (
-            self._runtime.local.keeps_own_values or evaluations.has_values
-        )
-        if not has_others and private_keras_calls.is_saving():
+        if private_keras_calls.is_saving() and self._pulls_to_save():
             if self._runtime.journal.exchanges != self._together_at:
+                self._runtime.local.show_anchor()
                 self.pull_together()
+                self._runtime.local.after_pull()
             return
         if variable.role not in _LAZY:
             return
@@ -252,6 +250,20 @@ class Synchronizer:
                 together = self._store.variables[first:end]
                 lazy = [v for v in together if v.role in _LAZY]
                 self._pull([v for v in lazy if not evaluations.holds(v)])
+
+    def _pulls_to_save(self):
+        """Whether all replicas are refreshed before any of them is saved.
+
+        Not while an evaluation has other values in place: these are saved.
+        With local steps the anchors are, unless they are a look-ahead: only
+        the servers have the parameters. In the middle of a period they stay.
+        """
+        local = self._runtime.local
+        if self._runtime.evaluations.has_values:
+            return False
+        if not local.keeps_own_values:
+            return True
+        return self._runtime.corrector.uses_lookahead and not local.unpushed()
 
     def before_write(self, variable):
         """Refreshes lazily kept replicas before one of them is assigned.
