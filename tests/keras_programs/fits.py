@@ -101,7 +101,7 @@ class Two(keras.Model):
 
 @row(together(linear(OWN), linear(OWN, _SECOND)))
 def unfrozen(strategy, worker):
-    """A layer unfrozen between two calls of `fit`, with one optimizer."""
+    """A layer unfrozen between two calls of `fit`, with a new optimizer."""
     with strategy.scope():
         model = Two()
         model.second.trainable = False

@@ -105,10 +105,9 @@ class ClusterCheckpoint(keras.callbacks.Callback):
         if not hasattr(strategy, "state"):
             raise ValueError(
                 "Argument `model` must be built and compiled under the scope "
-                "of a tfdist strategy with parameter servers for a "
-                "ClusterCheckpoint, other than SandblasterStrategy. Received: "
-                "a model of "
-                f"{type(strategy).__name__}"
+                "of a tfdist strategy for a ClusterCheckpoint, other than "
+                "SandblasterStrategy. Received: a model "
+                f"of {type(strategy).__name__}"
             )
         self._strategy = strategy
         self._epoch = self.resumed_epoch = 0

@@ -33,8 +33,8 @@ silent for `worker_timeout` (10 s). Workers without servers (AllReduceStrategy)
 all begin again, from their checkpoint.
 
 One Ctrl-C ends all tasks after their step: the chief's ClusterCheckpoint saves,
-servers end last. Workers without servers end at once. A second one ends all at
-once.
+servers end last. Workers without servers end at once. A second one, half a
+second later or more, ends all at once.
 
 The exit status is 0 when all tasks succeed, else that of the first task that
 failed (128 + n where signal n ended it), 128 + n when signal n ended the
@@ -51,8 +51,9 @@ def define_flags() -> flags.FlagValues:
     define.integer(
         "num_ps",
         1,
-        "Parameter servers; 0 for one worker, or for several whose strategy "
-        'has communication="ring".',
+        "Parameter servers; 0 for one worker, or for several with "
+        "AllReduceStrategy, PeerToPeerStrategy, GossipStrategy, or "
+        'communication="ring".',
     )
     define.integer("num_workers", 2, "Workers, not counting the chief.")
     define.integer(

@@ -396,7 +396,8 @@ def check_servers(spec: Mapping[str, Any], names: KeyNames) -> None:
     if workers > 1 and not spec.get("ps"):
         raise ClusterConfigError(
             f'{names.cluster}["ps"] must list at least one parameter server '
-            f"where there is more than one worker, unless the strategy has "
-            f'communication="ring". Received: {workers} workers (chief '
+            "where there is more than one worker, unless the strategy has "
+            "none (AllReduceStrategy, PeerToPeerStrategy, GossipStrategy, or "
+            f'communication="ring"). Received: {workers} workers (chief '
             "included) and no ps."
         )

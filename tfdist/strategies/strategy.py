@@ -95,8 +95,10 @@ class ParameterServerStrategy(
         `wait_for_warm_start`.
       worker_start: How the workers start. "together": in `fit`, each waits
         after its first step until the others have made theirs (a minute for
-        a worker that never came, `start_timeout` for one that is preparing);
-        with `warmup_worker_steps` all but the first start after these.
+        a worker that never came, `start_timeout` for one that is preparing),
+        unless `decisions` is "each"; where workers wait for each other's
+        gradients, they wait `start_timeout` for both; with
+        `warmup_worker_steps` all but the first start after these.
         "staggered": each starts `warmup_worker_steps` after the one before.
         "independent": no worker waits. A worker that is restarted or joins
         later never waits.

@@ -262,9 +262,16 @@ class TrainingMixin:
         not been heard of for a minute, is not waited for, nor one that has
         not come `start_timeout` after this one did; nor is anybody for
         longer than ten minutes without progress of the training. With
-        `communication="ring"` all are waited for, however long. Does
-        nothing if this worker has neither called `fit` nor made a training
-        step (be it one that only accumulates gradients) since its last call.
+        `communication="ring"`, all are waited for instead. Does nothing if
+        this worker has neither called `fit` nor made a training step (be it
+        one that only accumulates gradients) since its last call.
+
+        Raises:
+          tf.errors.UnavailableError: With `communication="ring"`, a worker is
+            gone.
+          tf.errors.DeadlineExceededError: With `communication="ring"`, a
+            worker that is there has not come to a common exchange for
+            `stall_timeout`; with `on_stall="wait"` there is no limit.
         """
         self._runtime.local.finish()
         # Also who has found no data has trained.

@@ -187,6 +187,9 @@ class StrategyWithoutServers(
 
         Raises:
           tf.errors.UnavailableError: A worker is gone.
+          tf.errors.DeadlineExceededError: A worker that is there has not come
+            to a common step for `stall_timeout`; with `on_stall="wait"` there
+            is no limit.
           RuntimeError: A worker is elsewhere in its program. Or loops of the
             user's own have trained, and workers now hold different weights.
         """
