@@ -7,6 +7,7 @@ import pytest
 from tfdist.runtime.recovery import stall_watchdog
 
 TIMEOUT = 600.0
+LATE = stall_watchdog._LATE_SECONDS
 
 
 class Clock:
@@ -27,6 +28,13 @@ class Clock:
         self._looks.acquire()
 
     def look(self, seconds=0.0):
+        """Lets so much time pass, in which the watchdog looks now and then."""
+        while seconds > LATE:
+            self.pause(LATE)
+            seconds -= LATE
+        self.pause(seconds)
+
+    def pause(self, seconds):
         """Lets so much time pass, and the watchdog look once."""
         self.now += seconds
         self._sleeps.acquire()
@@ -120,6 +128,19 @@ def test_time_between_calls_is_no_stall(clock, messages):
     clock.look(TIMEOUT - 1)
     dog.end(before)
     assert messages == []
+
+
+def test_time_in_which_the_process_was_stopped_is_no_stall(clock, messages):
+    dog = watch()
+    before = dog.begin("train_function")
+    clock.look()
+    clock.pause(10 * TIMEOUT)
+    clock.look(TIMEOUT - LATE - 1)
+    assert messages == []
+    # Servers let it wait before that as well as after it.
+    clock.look(1)
+    assert len(messages) == 1
+    dog.end(before)
 
 
 def test_a_description_that_hangs_is_done_without(clock, messages, monkeypatch):

@@ -10,6 +10,9 @@ from absl import logging
 from tfdist import thread_frames
 
 _POLL_SECONDS = 1.0
+# A look that comes later than that after the last one: this process itself was
+# stopped, and that is no time in which servers have let it wait.
+_LATE_SECONDS = 5.0
 _DESCRIBE_SECONDS = 15.0
 # The exit status of a worker that gives up, as of a software error in sysexits.
 STALLED_STATUS = 70
@@ -66,11 +69,13 @@ class Watchdog:
 
     def _run(self):
         seen, since, told = None, time.monotonic(), 0
+        now = since
         while True:
             time.sleep(_POLL_SECONDS)
             call = self._call
             state = (call, self._progress())
-            now = time.monotonic()
+            before, now = now, time.monotonic()
+            since += max(0.0, now - before - _LATE_SECONDS)
             if call is None or state != seen:
                 seen, since, told = state, now, 0
                 continue
