@@ -34,3 +34,28 @@ def test_a_clock_that_is_set_makes_no_other_process():
     assert 90.0 < entered_later - entered
     assert (first.life, other.life) == (7.0, 8.0)
     assert table.read()[0].state == member_table.MemberState.UNKNOWN
+
+
+def test_time_in_which_a_server_did_not_listen_is_nobodys_silence(monkeypatch):
+    table = member_table.MemberTable(DEVICE, ("a", "b", "c"))
+    table.create()
+    now = tf.Variable(1000.0, dtype=tf.float64)
+    monkeypatch.setattr(member_table.tf, "timestamp", lambda: now.read_value())
+
+    @tf.function(autograph=False)
+    def write(index, values):
+        with tf.device(DEVICE):
+            table.build_write(index, values)
+
+    values = np.arange(1.0, 1.0 + member_table.WRITTEN)
+    write(0, values)
+    now.assign(1070.0)
+    write(1, values)
+    before = table.read()
+    assert [m.silent_for for m in before] == [70.0, 0.0, float("inf")]
+    table.excuse(60.0)
+    after = table.read()
+    assert [m.silent_for for m in after] == [10.0, 0.0, float("inf")]
+    assert [(m.word, m.life) for m in after] == [
+        (m.word, m.life) for m in before
+    ]

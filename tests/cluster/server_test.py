@@ -23,7 +23,7 @@ ALIVE, FINISHED, FAILED = (
 @pytest.fixture
 def life(monkeypatch):
     """A server's clock, its workers, and what happens at which moment."""
-    made = types.SimpleNamespace(now=0.0, received=False, events={})
+    made = types.SimpleNamespace(now=0.0, asleep=0.0, received=False, events={})
 
     def sleep(seconds):
         made.now += seconds
@@ -40,16 +40,29 @@ def life(monkeypatch):
     def put(worker, state):
         made.rows[f"/job:worker/task:{worker}"] = state, made.now
 
+    def excuse(seconds):
+        for name, (state, since) in made.rows.items():
+            made.rows[name] = state, min(since + seconds, made.now)
+
+    def pause(seconds, of_machine):
+        """As `SIGSTOP`, or as one sleeps with all clocks but one."""
+        made.now += seconds
+        made.asleep += seconds if of_machine else 0.0
+
     def sigterm():
         made.received = True
 
     made.rows = {}
-    made.put, made.sigterm = put, sigterm
-    made.table = types.SimpleNamespace(read=read)
+    made.put, made.sigterm, made.pause = put, sigterm, pause
+    made.table = types.SimpleNamespace(read=read, excuse=excuse)
     monkeypatch.setattr(
         server,
         "time",
-        types.SimpleNamespace(monotonic=lambda: made.now, sleep=sleep),
+        types.SimpleNamespace(
+            monotonic=lambda: made.now - made.asleep,
+            time=lambda: made.now,
+            sleep=sleep,
+        ),
     )
     monkeypatch.setattr(
         server,
@@ -98,3 +111,23 @@ def test_a_server_that_gets_sigterm_knows_whether_training_is_over(
     life.events[5.0] = life.sigterm
     assert end_of(life) == status
     assert 5.0 <= life.now < 8.0
+
+
+@pytest.mark.parametrize("of_machine", [False, True])
+def test_a_server_that_was_suspended_waits_for_who_could_not_reach_it(
+    life, of_machine
+):
+    """Nobody is lost after it, and all that were lost before still are."""
+    for worker in range(2):
+        life.put(worker, ALIVE)
+    for second in range(1, 320):
+        life.events[float(second)] = lambda: life.put(1, ALIVE)
+    # None has finished, for longer than the server waits for the first sign.
+    life.events[320.0] = lambda: life.pause(310.0, of_machine)
+    life.events[633.0] = lambda: life.put(1, ALIVE)
+    life.events[634.0] = lambda: life.put(0, FINISHED)
+    life.events[635.0] = lambda: life.pause(100.0, of_machine)
+    life.events[738.0] = lambda: life.put(1, ALIVE)
+    assert end_of(life) == 0
+    # A minute after the last that it has heard, and a farewell.
+    assert 798.0 < life.now < 800.0

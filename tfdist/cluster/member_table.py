@@ -17,7 +17,7 @@ _NAME = "tfdist/members"
 # State, seen, arrivals, entered, life; what it tells of its training; its
 # figures.
 _OWN_COLUMNS = 5
-_ENTERED, _LIFE = 3, 4
+_SEEN, _ENTERED, _LIFE = 1, 3, 4
 _WORD_END = _OWN_COLUMNS + fit_progress.SIZE
 _COLUMNS = _WORD_END + step_figures.SIZE
 # How many numbers `MemberTable.build_write` takes.
@@ -91,6 +91,7 @@ class MemberTable:
         self._names = names
         self._create = tf.function(self._build_create, autograph=False)
         self._read = tf.function(self._build_read, autograph=False)
+        self._excuse = tf.function(self._build_excuse, autograph=False)
 
     def create(self):
         """Makes an empty table; the server calls it before all else."""
@@ -99,6 +100,14 @@ class MemberTable:
     def read(self):
         """The rows, a list of `Member`."""
         return self.members(*(tensor.numpy() for tensor in self._read()))
+
+    def excuse(self, seconds):
+        """The server has not listened for so long: that was nobody's silence.
+
+        Args:
+          seconds: Until now.
+        """
+        self._excuse(tf.constant(seconds, tf.float64))
 
     def members(self, rows, now):
         """The rows that `build_rows` has read, a list of `Member`."""
@@ -202,6 +211,20 @@ class MemberTable:
             tf.raw_ops.AssignVariableOp(
                 resource=self._handle(),
                 value=tf.zeros([len(self._names), _COLUMNS], tf.float64),
+            )
+
+    def _build_excuse(self, seconds):
+        with tf.device(self._device):
+            rows, now = self.build_rows()
+            seen = rows[:, _SEEN]
+            # Not beyond now: some may have been heard of again.
+            later = tf.minimum(seconds, tf.maximum(now - seen, 0.0))
+            later = tf.where(seen > 0.0, later, tf.zeros_like(seen))
+            # Added, as members write their rows meanwhile.
+            tf.raw_ops.AssignAddVariableOp(
+                resource=self._handle(),
+                value=later[:, None]
+                * tf.one_hot(_SEEN, _COLUMNS, dtype=tf.float64),
             )
 
     def _build_read(self):

@@ -27,6 +27,9 @@ _FAREWELL_SECONDS = 1.2
 _FAREWELL_TO_HELPERS_SECONDS = 4.0
 # What workers that get SIGTERM at the same moment may take for their last step.
 _LAST_STEP_SECONDS = 2.0
+# A look at the table that comes later than that after the last one: the process
+# was suspended, or the clock set, and has not heard its workers.
+_PAUSE_SECONDS = 5.0
 # Workers show that they live every second.
 _SILENT_SECONDS = 3.0
 _TERMINATED_STATUS = 128 + signal.SIGTERM
@@ -122,16 +125,24 @@ def serve(
 
 def _wait_for_end(config, table, timeout):
     started = time.monotonic()
+    looked = started, time.time()
     left = orphaned_sessions.Remnants(config.address)
     while True:
         time.sleep(_POLL_SECONDS)
         rows = table.read()
+        before, looked = looked, (time.monotonic(), time.time())
+        # The clock by which workers were heard goes on while a machine sleeps.
+        passed = [b - a for a, b in zip(before, looked, strict=True)]
+        if max(passed) > _PAUSE_SECONDS:
+            table.excuse(max(passed))
+            started += passed[0]
+            rows = table.read()
         left.look(rows)
         says = termination.launcher_says()
         try:
             over = says or termination.is_over(
                 rows,
-                known_for=time.monotonic() - started,
+                known_for=looked[0] - started,
                 patience=timeout,
                 lost_after=member_table.LOST_AFTER_SECONDS,
                 with_evaluators=True,
