@@ -6,12 +6,14 @@ import types
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tfdist.cluster import config as cluster_config
 from tfdist.cluster import member_table
 from tfdist.cluster import membership as membership_lib
 from tfdist.cluster import server_client
 from tfdist.cluster import sessions
+from tfdist.cluster import waiting
 
 OLD, NEW = "localhost:1", "localhost:2"
 
@@ -31,8 +33,8 @@ def test_nobody_waits_for_a_heartbeat_to_where_a_server_was(monkeypatch):
     is_there, goes_on = threading.Event(), threading.Event()
     waited, written = [], []
 
-    def function(client, build, signature):
-        del build
+    def function(client, build, signature, any_life=False):
+        del build, any_life
         if not signature:
             return no_rows
 
@@ -66,8 +68,8 @@ def test_nobody_waits_for_a_heartbeat_to_where_a_server_was(monkeypatch):
 def test_the_table_of_another_cluster_is_left_alone(monkeypatch):
     written = []
 
-    def function(client, build, signature):
-        del client, build
+    def function(client, build, signature, any_life=False):
+        del client, build, any_life
         if signature:
             return written.append
         return lambda: (np.zeros([2, member_table._COLUMNS]), 0.0)
@@ -92,8 +94,8 @@ def test_the_end_of_a_worker_does_not_wait_for_a_server_that_is_gone(
     goes_on = threading.Event()
     beats, told = threading.Event(), []
 
-    def function(client, build, signature):
-        del build
+    def function(client, build, signature, any_life=False):
+        del build, any_life
         if not signature:
             return no_rows
 
@@ -122,6 +124,127 @@ def test_the_end_of_a_worker_does_not_wait_for_a_server_that_is_gone(
     membership.leave(member_table.MemberState.FINISHED)
     assert told[-1] == member_table.MemberState.FINISHED
     goes_on.set()
+
+
+class Server:
+    """Stands for sessions with a server that may be started again.
+
+    Attributes:
+      life: The one that it is in.
+      has_table: Whether it is ready for members.
+      heard: Lives in which it has heard of the member.
+    """
+
+    def __init__(self, monkeypatch):
+        self.life, self.has_table, self.heard = 1, True, []
+        monkeypatch.setattr(sessions, "open_session", self._open)
+        monkeypatch.setattr(sessions, "run", self._run)
+        monkeypatch.setattr(sessions, "listens", lambda *_: True)
+        monkeypatch.setattr(member_table, "HEARTBEAT_SECONDS", 0.01)
+
+    def _open(self, *arguments):
+        del arguments
+        device = types.SimpleNamespace(
+            name="/job:ps/replica:0/task:0/device:CPU:0", incarnation=self.life
+        )
+        return types.SimpleNamespace(
+            life=self.life, list_devices=lambda: [device], close=lambda: None
+        )
+
+    def _run(self, session, fetches, deadline, feeds):
+        del fetches, deadline
+        if session.life != self.life:
+            raise tf.errors.AbortedError(None, None, "an unknown session")
+        if not feeds:
+            return no_rows()
+        if not self.has_table:
+            raise tf.errors.FailedPreconditionError(None, None, "no table")
+        self.heard.append(session.life)
+        return []
+
+    def wait_until_heard(self, life):
+        waiting.wait_until(
+            lambda: life in self.heard, what="a heartbeat", timeout=60.0
+        )
+
+
+def test_a_server_that_was_started_again_hears_of_who_is_busy(monkeypatch):
+    """But of a heartbeat nothing else, before the main thread connects."""
+    server = Server(monkeypatch)
+    device = "/job:ps/replica:0/task:0/device:CPU:0"
+    membership = membership_lib.Membership(cluster(OLD), [device])
+    membership.wait_until_entered(60.0, mend=lambda: None)
+    server.life = 2
+    server.wait_until_heard(2)
+    for call in (membership.tell, membership.enter_again, membership.look):
+        with pytest.raises(tf.errors.AbortedError, match="was started again"):
+            call()
+    membership.reconnected(cluster(OLD), [2])
+    membership.enter_again()
+    server.life = 3
+    heard = len(server.heard)
+    membership.leave(member_table.MemberState.FINISHED)
+    assert 3 in server.heard[heard:]
+
+
+def test_who_is_in_no_table_yet_enters_where_its_main_thread_is(monkeypatch):
+    server = Server(monkeypatch)
+    server.has_table = False
+    device = "/job:ps/replica:0/task:0/device:CPU:0"
+    membership = membership_lib.Membership(cluster(OLD), [device])
+    waiting.wait_until(
+        lambda: membership.former is not None, what="a look", timeout=60.0
+    )
+    with pytest.raises(tf.errors.FailedPreconditionError):
+        membership.tell()
+    server.life, server.has_table = 2, True
+    with pytest.raises(TimeoutError, match="to be ready"):
+        membership.wait_until_entered(0.1, mend=lambda: None)
+    membership.reconnected(cluster(OLD))
+    membership.wait_until_entered(60.0, mend=lambda: None)
+    assert set(server.heard) == {2}
+    membership.leave(member_table.MemberState.FINISHED)
+
+
+def test_whom_a_server_does_not_know_yet_is_as_known_before(monkeypatch):
+    Server(monkeypatch)
+    device = "/job:ps/replica:0/task:0/device:CPU:0"
+    membership = membership_lib.Membership(cluster(OLD), [device])
+    alive, unknown, done = (
+        member_table.MemberState.ALIVE,
+        member_table.MemberState.UNKNOWN,
+        member_table.MemberState.FINISHED,
+    )
+    now = 0.0
+    monkeypatch.setattr(membership_lib.time, "monotonic", lambda: now)
+
+    def read(*rows):
+        made = [member_table.Member("one", *row) for row in rows]
+        monkeypatch.setattr(membership.tables[0], "read", lambda: made)
+        return [(m.state, m.silent_for, m.arrivals) for m in membership.read()]
+
+    nobody = (unknown, float("inf"), 0)
+    assert read((alive, 0.5, 3), (done, 9.0, 2), nobody) == [
+        (alive, 0.5, 3),
+        (done, 9.0, 2),
+        nobody,
+    ]
+    now = 100.0
+    assert read(nobody, nobody, nobody) == [
+        (alive, 0.0, 3),
+        (done, 0.0, 2),
+        nobody,
+    ]
+    now = 130.0
+    assert read(nobody, nobody, nobody)[0] == (alive, 30.0, 3)
+    # It is heard of, and the server is started once more.
+    assert read((alive, 1.0, 4), nobody, nobody)[0] == (alive, 1.0, 4)
+    now = 200.0
+    assert read(nobody, nobody, nobody)[:2] == [
+        (alive, 0.0, 4),
+        (done, 100.0, 2),
+    ]
+    membership.leave(done)
 
 
 def test_a_session_is_not_closed_where_nobody_listens_any_more():

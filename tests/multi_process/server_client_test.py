@@ -33,9 +33,10 @@ def build_count(amount):
     return [before]
 
 
-def counting(client):
+def counting(client, any_life=False):
     """A function of its own that counts."""
-    function = client.function(build_count, [tf.TensorSpec([], tf.int64)])
+    signature = [tf.TensorSpec([], tf.int64)]
+    function = client.function(build_count, signature, any_life)
     return lambda amount: int(function(amount)[0])
 
 
@@ -69,24 +70,28 @@ def test_a_server_that_hangs_is_waited_for_in_time(cluster, monkeypatch):
 def test_a_server_in_another_life_is_not_called_before_it_is_known(
     cluster, monkeypatch
 ):
-    """What it has lost is put back first, by whoever connects to it."""
+    """What it has lost is put back first, by whoever connects to it.
+
+    Only what needs nothing of it does not wait for that.
+    """
     made = cluster(num_ps=1, num_workers=1)
     server = serve(made)
     address = made.address("ps", 0)
     client = server_client.ServerClient(address, 0)
-    count = counting(client)
-    assert [count(1), count(1)] == [0, 1]
+    count, beat = counting(client), counting(client, any_life=True)
+    assert [count(1), count(1), beat(1)] == [0, 1, 2]
     server.kill()
     with monkeypatch.context() as patch:
         patch.setattr(server_client, "SECONDS", 1.0)
         with pytest.raises(SILENT):
             count(1)
     serve(made)
-    for _ in range(2):
+    for beats in range(2):
+        assert beat(1) == beats
         with pytest.raises(tf.errors.AbortedError, match="was started again"):
             count(1)
     client.reconnected(address)
-    assert [count(1), count(1)] == [0, 1]
+    assert [count(1), count(1), beat(1)] == [2, 3, 4]
     # Nobody waits for the end of what was open where the server is no more.
     goes_on, waited = threading.Event(), []
     monkeypatch.setattr(

@@ -1,9 +1,12 @@
 """A worker's rows in the tables of members, kept fresh by a heartbeat.
 
 The heartbeat also keeps the connection in use, so that a stopped peer is
-noticed.
+noticed. A server that was started again hears it at once: the main thread may
+be busy for minutes, in a callback or an evaluation, before it needs the server
+and connects to it.
 """
 
+import dataclasses
 import os
 import threading
 import time
@@ -60,8 +63,12 @@ class Membership:
             server_client.ServerClient(address, task)
             for task, address in enumerate(config.ps_addresses)
         ]
-        # Of each server, what sets this worker's row there.
-        self._writes = [self._make_write(k) for k in range(len(devices))]
+        # Of each server, what sets this worker's row there: for the main
+        # thread, and for the heartbeat.
+        self._writes, self._beats = (
+            [self._make_write(k, any_life) for k in range(len(devices))]
+            for any_life in (False, True)
+        )
         self._look = self.clients[0].function(self.tables[0].build_rows, [])
         self.former = None
         self.is_foreign = False
@@ -75,6 +82,9 @@ class Membership:
         self._began = time.monotonic()
         # Not of a generator that a script may seed; never 0.
         self._life = 1.0 + int.from_bytes(os.urandom(6), "big")
+        # By row of the first server's table, for `read`: the last `Member`,
+        # and since when there has been none.
+        self._known, self._missed = {}, {}
         # By server: when it last answered.
         self._answered = [self._began for _ in self.tables]
         self.on_beat = []
@@ -88,18 +98,19 @@ class Membership:
         for thread in self._threads:
             thread.start()
 
-    def _make_write(self, server):
+    def _make_write(self, server, any_life):
         def build(values):
             self.tables[server].build_write(self.row, values)
 
         return self.clients[server].function(
             build,
             [tf.TensorSpec([member_table.WRITTEN], tf.float64)],
+            any_life,
         )
 
     def _beat(self, server, entered):
         while not self._stop.is_set():
-            if self._write(server):
+            if self._write(server, entered.is_set()):
                 entered.set()
             self._behind.discard(server)
             if not server:
@@ -110,18 +121,19 @@ class Membership:
                 else _RETRY_SECONDS
             )
 
-    def _put(self, server, state):
+    def _put(self, server, state, any_life=False):
         with self._writing[server]:
-            self._put_in_turn(server, state)
+            self._put_in_turn(server, state, any_life)
 
-    def _put_in_turn(self, server, state):
+    def _put_in_turn(self, server, state, any_life):
         """Writes this worker's row; whoever calls it holds the lock."""
         if state == member_table.MemberState.ALIVE and self._stop.is_set():
             return  # The last word has been left.
         age = time.monotonic() - self._began
         own = [float(state), float(self._arrivals), age, self._life]
         figures = self._meter.figures.pack()
-        self._writes[server](np.array([*own, *self.fits.pack(), *figures]))
+        write = (self._beats if any_life else self._writes)[server]
+        write(np.array([*own, *self.fits.pack(), *figures]))
         self._answered[server] = time.monotonic()
 
     def _call_on_beat(self):
@@ -134,11 +146,13 @@ class Membership:
                 # The heartbeat goes on, or this worker would look dead.
                 logging.exception("A task of the heartbeat has failed.")
 
-    def _write(self, server):
+    def _write(self, server, has_entered):
         try:
             if not server and self.former is None:
                 self._look_first()
-            self._put(server, member_table.MemberState.ALIVE)
+            # For its first row it waits until the main thread has connected.
+            alive = member_table.MemberState.ALIVE
+            self._put(server, alive, any_life=has_entered)
         except tf.errors.OpError:
             # The server is away; the training step says so if it needs it.
             # The next beat tries again.
@@ -258,7 +272,7 @@ class Membership:
             if not turn.acquire(timeout=max(0.0, end - time.monotonic())):
                 continue
             try:
-                self._put_in_turn(server, state)
+                self._put_in_turn(server, state, any_life=True)
                 self.clients[server].close()
             except tf.errors.OpError:
                 pass
@@ -299,5 +313,24 @@ class Membership:
         return self.tables[0].members(*self._look())
 
     def read(self):
-        """The first server's table, a list of `Member`."""
-        return self.tables[0].read()
+        """The first server's table, a list of `Member`.
+
+        A server that was started again may not have heard of a member yet,
+        which is not one that has never been there: it is as it was last known
+        here, and silent since it was missed.
+        """
+        return [
+            self._as_known(row, member)
+            for row, member in enumerate(self.tables[0].read())
+        ]
+
+    def _as_known(self, row, member):
+        if member.state is not member_table.MemberState.UNKNOWN:
+            self._known[row] = member
+            self._missed.pop(row, None)
+            return member
+        if row not in self._known:
+            return member
+        now = time.monotonic()
+        silent_for = now - self._missed.setdefault(row, now)
+        return dataclasses.replace(self._known[row], silent_for=silent_for)

@@ -34,7 +34,8 @@ class ServerClient:
     """One server, as the threads of this process talk to it.
 
     A server that was started again is talked to when the main thread has
-    connected to it (`reconnected`), which puts back what it has lost.
+    connected to it (`reconnected`), which puts back what it has lost. Only
+    functions that need nothing of that are called before (`any_life`).
 
     Args:
       address: Its `host:port`.
@@ -48,18 +49,20 @@ class ServerClient:
         self._life = None
         self._functions = weakref.WeakSet()
 
-    def function(self, build, signature):
+    def function(self, build, signature, any_life=False):
         """Makes a function; in the main thread.
 
         Args:
           build: Callable that builds it on the server's device, of tensors;
             returns a list of tensors, which may be empty.
           signature: List of `tf.TensorSpec`, its arguments.
+          any_life: Whether it is also called on a server that was started
+            again and that the main thread has not connected to yet.
 
         Returns:
           A `ServerFunction`.
         """
-        made = ServerFunction(self, build, signature)
+        made = ServerFunction(self, build, signature, any_life)
         self._functions.add(made)
         return made
 
@@ -72,8 +75,8 @@ class ServerClient:
         """
         self.address, self._life = address, life
 
-    def open_session(self, graph, deadline):
-        """A session with the server, in the life that is known.
+    def open_session(self, graph, deadline, any_life):
+        """A session with the server, in the life that is known or in any.
 
         Raises:
           tf.errors.OpError: It is not there, or in another life.
@@ -88,7 +91,7 @@ class ServerClient:
             ) from error
         try:
             life = self._life_of(session)
-            if life != (self._life or life):
+            if not any_life and life != (self._life or life):
                 raise tf.errors.AbortedError(
                     None,
                     None,
@@ -125,10 +128,11 @@ class ServerFunction:
       client: The `ServerClient`.
       build: See `ServerClient.function`.
       signature: The same.
+      any_life: The same.
     """
 
-    def __init__(self, client, build, signature):
-        self._client = client
+    def __init__(self, client, build, signature, any_life):
+        self._client, self._any_life = client, any_life
         device = f"/job:ps/replica:0/task:{client.task}/device:CPU:0"
 
         def built(*arguments):
@@ -196,7 +200,9 @@ class ServerFunction:
                 self._session = None
             if self._session is None:
                 self._address = self._client.address
-                self._session = self._client.open_session(self._graph, deadline)
+                self._session = self._client.open_session(
+                    self._graph, deadline, self._any_life
+                )
             return self._session
 
     def _forget(self, session):

@@ -1,6 +1,7 @@
 """Models of one process that nobody uses any more."""
 
 import gc
+import types
 import weakref
 
 import keras
@@ -10,6 +11,8 @@ import tensorflow as tf
 
 from tests import nightly
 import tfdist
+from tfdist import cluster
+from tfdist.cluster import member_table
 from tfdist.runtime.variables import unused_models
 from tfdist.runtime.variables.variables import ReplicaVariable
 
@@ -223,3 +226,23 @@ def test_nothing_is_left_of_a_strategy_that_nobody_uses(name):
     del model, strategy
     gc.collect()
     assert [thing() for thing in left] == [None, None]
+
+
+def test_who_is_unknown_to_a_server_started_again_may_be_there(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(unused_models.time, "monotonic", lambda: now)
+    config = cluster.ClusterConfig(
+        {"ps": ("a:1",), "worker": ("b:1", "c:1")}, "worker", 0
+    )
+    runtime = types.SimpleNamespace(store=None)
+    found = unused_models.UnusedModels(runtime, config, patience=300.0)
+    unknown = member_table.Member(
+        "c", member_table.MemberState.UNKNOWN, float("inf"), 0
+    )
+    assert found._may_come_back(1, unknown)
+    now = 301.0
+    assert not found._may_come_back(1, unknown)
+    found.free_again({1})
+    assert not found._may_come_back(1, unknown)
+    found.free_again({0, 1})
+    assert found._may_come_back(1, unknown)

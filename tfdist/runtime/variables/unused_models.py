@@ -112,9 +112,14 @@ class UnusedModels:
     def free_again(self, shards):
         """Frees what servers have brought back from their snapshots.
 
+        Called when servers were started again.
+
         Args:
           shards: Numbers of servers that were started again.
         """
+        if 0 in shards:
+            # It has yet to hear of workers that are there.
+            self._began = time.monotonic()
         again = {k: d for k, d in self._freed.items() if k[0] in shards}
         if again:
             traced_calls.trace(lambda: self._build_destroy(again, None))()
