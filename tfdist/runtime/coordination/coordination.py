@@ -39,6 +39,9 @@ class Coordination:
         first; None for all.
     """
 
+    # Servers make updates in the order of a log.
+    has_log = True
+
     def __init__(
         self,
         runtime,

@@ -14,6 +14,7 @@ class NoCoordination:
     ledgers = ()
     # Nobody waits for the gradients of others, and none is dropped.
     waits = False
+    has_log = False
     retries = False
 
     def __init__(self, gradient_counts, journal):

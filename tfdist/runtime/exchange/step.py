@@ -68,6 +68,14 @@ def settings_of(optimizer):
     ]
 
 
+def _is_assigned(record):
+    """Whether the user's code assigns a parameter."""
+    return (
+        isinstance(record, records.Mutation)
+        and record.variable.role is Role.PARAMETER
+    )
+
+
 def _add_to(variable, change):
     variable.assign_add(change, read_value=False)
 
@@ -132,6 +140,7 @@ class Step:
           tensors: List of tensors, as handed to the optimizer.
         """
         pending = self._here()
+        self._flush_assigned(pending)
         pending.expected = len(tensors)
         for tensor in tensors:
             if isinstance(tensor, tf.IndexedSlices):
@@ -247,6 +256,23 @@ class Step:
         if self._root in self._pending and self._pending[self._root].records:
             self._flush(self._root)
         self._runtime.unused_models.refuse(self._over)
+
+    def _flush_assigned(self, pending):
+        """Exchanges parameters that were assigned before an optimizer's step.
+
+        By themselves, so that after another optimizer's step they are functions
+        of the newest values; and where a log has servers make updates later
+        than what else comes with a gradient, they come before the update.
+        """
+        if pending.settled is None and not self._runtime.coordination.has_log:
+            return
+        recorded = pending.records
+        ends = [k + 1 for k, r in enumerate(recorded) if _is_assigned(r)]
+        if ends:
+            # What follows may be the optimizer's, such as its weight decay.
+            pending.records = recorded[: ends[-1]]
+            self._flush(tf.compat.v1.get_default_graph())
+            pending.records = recorded[ends[-1] :]
 
     def _flush(self, graph):
         pending = self._pending[graph]
