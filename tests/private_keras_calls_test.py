@@ -547,6 +547,20 @@ def test_an_optimizer_that_reduces_is_found(monkeypatch):
     assert seen == [False, True]
 
 
+def test_spectral_normalization_is_found_where_it_assigns(monkeypatch):
+    layer, seen = keras.layers.SpectralNormalization(keras.layers.Dense(1)), []
+    layer.build([None, 1])
+
+    def assign(self, value):
+        del self, value
+        seen.append(private_keras_calls.spectral_normalization())
+
+    monkeypatch.setattr(keras.Variable, "assign", assign)
+    layer(tf.ones([1, 1]), training=True)
+    assert seen == [layer, layer]
+    assert private_keras_calls.spectral_normalization() is None
+
+
 def test_it_is_known_what_a_step_is_of(strategy, monkeypatch):
     model, seen = build(strategy), []
     run = strategy.run

@@ -380,6 +380,15 @@ def is_applying_optimizer():
     )
 
 
+def spectral_normalization():
+    """The `keras.layers.SpectralNormalization` that is called, or None."""
+    for frame in _frames():
+        layer = _self_of(frame)
+        if isinstance(layer, keras.layers.SpectralNormalization):
+            return layer
+    return None
+
+
 def step_of(function):
     """Returns what a function that `strategy.run` is called with does.
 

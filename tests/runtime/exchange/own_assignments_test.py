@@ -2,10 +2,14 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
+from tests.averaging import virtual_workers
 from tests.runtime.keras_hooks import evaluations_test
 import tfdist
+from tfdist.runtime.keras_hooks import evaluations
+from tfdist.synchronization import Sync
 
 X = np.ones([1, 1], "float32")
 
@@ -63,3 +67,47 @@ def test_weights_set_between_two_steps_keep_what_others_did():
 
     found = trained(tfdist.AsyncStrategy(), between=others)
     assert found == 5 + 3 - evaluations_test.OTHERS
+
+
+def normalized():
+    model = keras.Sequential(
+        [
+            keras.Input([3]),
+            keras.layers.SpectralNormalization(
+                keras.layers.Dense(4, use_bias=False)
+            ),
+            keras.layers.Dense(1),
+        ]
+    )
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    return model
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_spectral_normalization_by_asynchronous_workers_is_refused(run_eagerly):
+    strategy = tfdist.AsyncStrategy()
+    with strategy.scope():
+        model = normalized()
+    model.run_eagerly = run_eagerly
+    x, y = np.ones([1, 3]), np.ones([1, 1])
+    model.train_on_batch(x, y)
+    strategy._runtime.evaluations = evaluations.OwnEvaluations()
+    model.train_function = None
+    with pytest.raises(ValueError, match="SpectralNormalization: each forward"):
+        model.train_on_batch(x, y)
+
+
+@pytest.mark.nightly
+def test_spectral_normalization_by_synchronous_workers():
+    workers = virtual_workers.VirtualWorkers(2, None, Sync(), normalized)
+    for runtime in workers.runtimes:
+        runtime.evaluations = evaluations.OwnEvaluations()
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        batches = [
+            [(random.normal(size=[2, 3]), np.ones([2, 1]))] for _ in range(2)
+        ]
+        workers.round(batches)
+    for model in workers.models:
+        kernel = model.layers[0].layer.kernel
+        assert abs(np.linalg.norm(kernel, 2) - 1) < 1e-3

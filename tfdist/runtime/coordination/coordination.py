@@ -102,6 +102,11 @@ class Coordination:
         return self._method.waits
 
     @property
+    def is_synchronous(self):
+        """Whether all gradients of an update are of the same parameters."""
+        return self._method.waits and self._method.averages
+
+    @property
     def retries(self):
         """Whether a batch whose gradient was dropped is computed again."""
         return self._method.retries

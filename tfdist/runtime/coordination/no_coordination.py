@@ -15,6 +15,7 @@ class NoCoordination:
     # Nobody waits for the gradients of others, and none is dropped.
     waits = False
     has_log = False
+    is_synchronous = False
     retries = False
 
     def __init__(self, gradient_counts, journal):

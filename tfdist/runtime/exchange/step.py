@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist import compiled_parts
 from tfdist import fused_kernels
+from tfdist import private_keras_calls
 from tfdist.runtime.exchange import records
 from tfdist.runtime.exchange import subgraph_replay
 from tfdist.runtime.exchange import table_gradients
@@ -223,6 +224,8 @@ class Step:
                 "constraint?). Only an optimizer may do so; leave this "
                 "variable whole."
             )
+        if variable.role is Role.PARAMETER:
+            self._check_normalization()
         if variable.role is Role.STATE:
             variable.assigned_by_workers = True
         if not isinstance(value, tf.IndexedSlices):
@@ -241,6 +244,23 @@ class Step:
             )
             return
         pending.records.append(records.Mutation(variable, kind, value, before))
+
+    def _check_normalization(self):
+        """Refuses a layer that normalizes weights which others normalize."""
+        runtime = self._runtime
+        if runtime.coordination.is_synchronous or not (
+            runtime.evaluations.are_own  # There are several workers.
+        ):
+            return
+        layer = private_keras_calls.spectral_normalization()
+        if layer is not None:
+            raise ValueError(
+                f"Layer {layer.name!r} is a SpectralNormalization: each "
+                "forward pass divides the kernel by its norm. Several "
+                "asynchronous workers would divide the same kernel several "
+                "times. Use synchronization=Sync(), local steps (such as "
+                "ParameterAveragingStrategy), or one worker."
+            )
 
     def finish(self):
         """Exchanges what is left when the user's step function has ended."""
