@@ -1,5 +1,7 @@
 """Steps that assign trained weights themselves, beside optimizers."""
 
+import types
+
 import keras
 import numpy as np
 import pytest
@@ -111,3 +113,21 @@ def test_spectral_normalization_by_synchronous_workers():
     for model in workers.models:
         kernel = model.layers[0].layer.kernel
         assert abs(np.linalg.norm(kernel, 2) - 1) < 1e-3
+
+
+def test_sums_of_batch_statistics_over_workers_are_refused(monkeypatch):
+    strategy = tfdist.AsyncStrategy()
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input([1]),
+                keras.layers.BatchNormalization(synchronized=True),
+                keras.layers.Dense(1),
+            ]
+        )
+        model.compile("sgd", "mse")
+    monkeypatch.setattr(
+        strategy.extended, "_config", types.SimpleNamespace(num_workers=2)
+    )
+    with pytest.raises(NotImplementedError, match="synchronized=True"):
+        model.train_on_batch(X, X)

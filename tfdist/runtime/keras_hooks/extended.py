@@ -192,10 +192,27 @@ class ParameterServerExtended(one_replica.WorkerExtended):
 
     def _replica_ctx_all_reduce(self, reduce_op, value, options=None):
         del reduce_op, options
+        if self._config.num_workers > 1:
+            self._check_reduction()
         reduced = tf.nest.map_structure(one_replica.identity, value)
         if active.step is not None:
             active.step.reduced(tf.nest.flatten(reduced))
         return reduced
+
+    def _check_reduction(self):
+        """Refuses a sum over workers that no optimizer asks for."""
+        step = active.step
+        if step is None or isinstance(step, evaluations.EvaluationStep):
+            return
+        if private_keras_calls.is_applying_optimizer():
+            return
+        raise NotImplementedError(
+            "`all_reduce` of a replica context, as by "
+            "BatchNormalization(synchronized=True), must not be called in a "
+            f"step of {type(self._container_strategy()).__name__} with "
+            "several workers: each takes its steps by itself. Use "
+            "synchronized=False, or an optimizer."
+        )
 
     def _update(self, var, fn, args, kwargs, group):
         del group
