@@ -1,9 +1,11 @@
-"""Eager assignments of replicas that are refreshed only when they are read."""
+"""Eager reads and assignments of replicas."""
 
 import keras
 import numpy as np
 
+from tests.runtime.exchange import delay_test
 import tfdist
+from tfdist.runtime.variables.server_scope import read_replica
 
 
 def fit(model):
@@ -59,3 +61,26 @@ def test_assignment_is_not_undone_by_a_recovery_during_it(monkeypatch):
         assert variable.numpy() == value
         strategy.pull()
         assert variable.numpy() == value
+
+
+def test_parameters_and_statistics_that_are_read_are_of_one_moment():
+    """Callbacks keep them as the best weights."""
+    run = next(delay_test._runs)
+    first, other = (
+        delay_test.VirtualWorker(run, number).build(
+            lambda: keras.optimizers.SGD(0.5, momentum=0.5), [delay_test.Aside]
+        )
+        for number in range(2)
+    )
+    x = np.ones([4, delay_test.FEATURES], np.float32)
+    first.step(x, x[:, :1])
+    trained = [read_replica(v.value) for v in first.model.weights]
+    other.step(5 * x, x[:, :1])
+    read = first.model.get_weights()
+    for before, after in zip(trained, read, strict=True):
+        np.testing.assert_array_equal(after, before)
+    # m <- 0.9 m + 0.1, then 0.9 m + 0.5.
+    mean = first.model.layers[0].norm.moving_mean
+    np.testing.assert_allclose(mean.numpy(), 3 * [0.1], rtol=1e-6)
+    first.runtime.pull()
+    np.testing.assert_allclose(mean.numpy(), 3 * [0.59], rtol=1e-6)

@@ -26,6 +26,16 @@ from tfdist.runtime.variables.variables import Role
 _LAZY = (Role.SLOT, Role.STATE, Role.ITERATIONS)
 
 
+def _is_lazy(variable):
+    """Whether no exchange refreshes the replica of a variable.
+
+    Each exchange brings state that steps assign (moving statistics) together
+    with the parameters. To read it must not refresh it alone, or callbacks
+    would see, and keep, parameters and statistics of different moments.
+    """
+    return variable.role in _LAZY and not variable.assigned_by_workers
+
+
 class Synchronizer:
     """Eager traffic between one worker and the servers.
 
@@ -240,7 +250,7 @@ class Synchronizer:
                 self.pull_together()
                 self._runtime.local.after_pull()
             return
-        if variable.role not in _LAZY:
+        if not _is_lazy(variable):
             return
         exchanges = self._runtime.journal.exchanges
         for batch in self._batches:
@@ -248,7 +258,7 @@ class Synchronizer:
             if first <= variable.ordinal < end and refreshed_at != exchanges:
                 batch[-1] = exchanges
                 together = self._store.variables[first:end]
-                lazy = [v for v in together if v.role in _LAZY]
+                lazy = [v for v in together if _is_lazy(v)]
                 self._pull([v for v in lazy if not evaluations.holds(v)])
 
     def _pulls_to_save(self):
@@ -271,7 +281,7 @@ class Synchronizer:
         So no read refreshes them before this worker's next exchange: until
         then, what is assigned here alone stays.
         """
-        if variable.role in _LAZY and not self._writes_pass:
+        if _is_lazy(variable) and not self._writes_pass:
             self.before_read(variable)
 
     def after_write(self, variable):
