@@ -23,6 +23,14 @@ _REASONS = {
     state_lib.Reason.REPLACED: "it has been started again, and trains later",
     state_lib.Reason.PREEMPTED: "it was told to leave; it may come back",
 }
+_CIRCLE = (
+    " At the same time, {} waits for this worker's gradient for another "
+    "optimizer: it seems that a worker has skipped a step of one of several "
+    "optimizers (loss scaling, or a tf.cond on its own data). With this "
+    "method, all workers must take the same optimizers' steps: use "
+    "mixed_bfloat16 instead of loss scaling, and gradients of zero instead of "
+    "skipping a step, or a method in which no worker waits."
+)
 
 
 class StatusLog:
@@ -50,16 +58,20 @@ class StatusLog:
         # arrival that this one has been waiting with, since when.
         self._status = {}
         self._waiting = {}
+        # By ledger: the last state.
+        self._states = {}
 
     def clear(self):
         """Forgets all: states of another epoch follow."""
         self._status.clear()
         self._waiting.clear()
+        self._states.clear()
 
     def let_go(self, ledger):
         """Forgets a `Ledger`."""
         self._status.pop(ledger, None)
         self._waiting.pop(ledger, None)
+        self._states.pop(ledger, None)
 
     def waited_for(self, state):
         """Names of the workers whose gradients this one waits for, a list.
@@ -86,6 +98,7 @@ class StatusLog:
           ledger: The `Ledger`.
           state: Its `State`, as NumPy arrays.
         """
+        self._states[ledger] = state
         self._report_changes(ledger, state)
         self._report_wait(ledger, state)
 
@@ -145,7 +158,37 @@ class StatusLog:
         if periods > told:
             slow = self._slow(state)
             logging.warning(
-                "Waiting for the gradients of %s (%d s so far).",
+                "Waiting for the gradients of %s (%d s so far).%s",
                 ", ".join(slow),
                 now - began,
+                self._describe_circle(ledger, slow),
             )
+
+    def _describe_circle(self, ledger, slow):
+        """Says so if workers that this one waits for wait for this one.
+
+        States of other ledgers are at most a heartbeat old. This worker has
+        waited for longer: it was waiting here at that moment, too.
+
+        Args:
+          ledger: The `Ledger` in which this worker waits.
+          slow: Names of the workers that it waits for.
+        """
+        waiting_too = set()
+        for other, state in self._states.items():
+            if other is ledger or self._names[self._worker] not in self._slow(
+                state
+            ):
+                continue
+            # Where updates are not averaged, those wait that are ahead.
+            ahead = state.clock > state.clock[self._worker]
+            waiting_too.update(
+                name
+                for worker, name in enumerate(self._names)
+                if name in slow
+                and state.phase[worker] in _WAITING
+                and (self._method.averages or ahead[worker])
+            )
+        if not waiting_too:
+            return ""
+        return _CIRCLE.format(", ".join(sorted(waiting_too)))
