@@ -268,12 +268,16 @@ class Engine:
         Raises:
           DifferentValuesError: Workers hold different values.
         """
+        numbers = self.journal.lanes_since(self._met_at)
         steps = {
             self._lanes[number].step_lanes
-            for number in self.journal.lanes_since(self._met_at)
+            for number in numbers
             if number in self._lanes
         } or {self._last}
-        if len(steps) == 1 and self._last:
+        # Garbage collection may have freed the lanes of a model on this worker
+        # alone. Numbers are the same on all: these are of another step.
+        has_freed = any(number not in self._lanes for number in numbers)
+        if len(steps) == 1 and self._last and not has_freed:
             (followed,) = steps
             chief = self.is_chief * tail_lib.IS_OVER
             over = 0.0

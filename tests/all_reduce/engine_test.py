@@ -1,0 +1,41 @@
+"""The end of loops of the user's own, without a cluster."""
+
+import gc
+
+import keras
+import tensorflow as tf
+
+import tfdist
+from tfdist.all_reduce import tail
+
+
+def test_nobody_follows_one_of_two_optimizers_where_the_other_is_freed(
+    monkeypatch,
+):
+    # Another worker may have it still: there nobody follows.
+    strategy = tfdist.AllReduceStrategy()
+    engine = strategy._engine
+    followed = []
+
+    def follow(lanes, **mine):
+        followed.append(lanes)
+        return tail.Tail(over=1.0)
+
+    def train():
+        with strategy.scope():
+            optimizer = keras.optimizers.SGD()
+            variable = keras.Variable([1.0])
+        strategy.run(optimizer.apply, ([tf.ones([1])], [variable]))
+        return optimizer
+
+    monkeypatch.setattr(engine, "follow", follow)
+    train()
+    kept = train()
+    gc.collect()
+    assert len(engine._lanes) == 1
+    strategy.barrier()
+    assert followed == []
+    del kept
+    train()
+    strategy.barrier()
+    assert len(followed) == 1
