@@ -1,5 +1,6 @@
 """One process: plain Keras without compression, Strom's rule with it."""
 
+import gc
 import json
 import types
 
@@ -122,6 +123,33 @@ def test_only_the_chief_takes_up_accumulated_gradients(is_chief):
     strategy.state.restore(saved)
     assert found() == [-0.5, 2.0 if is_chief else 0.0]
     assert optimizer.variables[0] == (5 if is_chief else 3)
+
+
+def test_nobody_waits_for_updates_of_a_freed_optimizer_and_they_count():
+    strategy = tfdist.PeerToPeerStrategy()
+    engine = strategy._engine
+
+    def train():
+        with strategy.scope():
+            optimizer = keras.optimizers.SGD()
+            variable = keras.Variable([1.0])
+        strategy.run(optimizer.apply, ([tf.ones([1])], [variable]))
+        return optimizer
+
+    kept = train()
+    first = engine.channels[0].name
+    # As if others were there.
+    engine.channels[0]._own.assign([8, 0])
+    assert engine._lacks(0, {first: 8})
+    del kept
+    train()
+    gc.collect()
+    assert [one.name for one in engine.channels] != [first]
+    assert len(engine.channels) == 1
+    assert not engine._lacks(0, {first: 8})
+    # One that is yet to be made here.
+    assert engine._lacks(0, {first: 8, "lane2/0": 1})
+    assert strategy.update_counts()["sent"] == 8
 
 
 def test_the_argument_is_a_codec_or_its_text():

@@ -155,6 +155,14 @@ def test_numbers_of_a_worker_that_joins_begin_again(receiver):
     receiver.receive()
     assert receiver.count(account.APPLIED) == 1
     assert receiver.count(account.DUPLICATES) == 0
+    # What counts when the channel is freed.
+    receiver.channel.take_over([6, 3, 0], [0, 0, 0], [0, 20, 0])
+    made = receiver.channel.account
+    assert (made.fetched, made.before, made.earlier) == (
+        [0, 2, 0],
+        {1: 6},
+        [0, 20, 0],
+    )
 
 
 def test_what_a_joiner_has_from_elsewhere_is_not_sent_to_it(receiver):

@@ -1,5 +1,7 @@
 """The account that a worker keeps of the messages of each other worker."""
 
+from typing import NamedTuple
+
 import tensorflow as tf
 
 from tfdist.peers import messages
@@ -25,6 +27,27 @@ COLUMNS = 12
     BYTES,
     EMPTY,
 ) = range(COLUMNS)
+
+
+class Account(NamedTuple):
+    """Counts of a channel, which are kept when the channel is freed.
+
+    Attributes:
+      own: int64 variable `(2,)`: number of this worker's last update, and the
+        checksum of all.
+      counts: int64 variable `(num_workers, COLUMNS)`.
+      fetched: By worker, a list: updates that this worker began with, or took
+        over from another worker.
+      before: By joiner, a dict: this worker's updates before it came.
+      earlier: By worker, a list: updates of its earlier processes that are
+        here.
+    """
+
+    own: tf.Variable
+    counts: tf.Variable
+    fetched: list
+    before: dict
+    earlier: list
 
 
 def is_fresh(counts, header, known):

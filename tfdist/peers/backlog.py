@@ -115,6 +115,7 @@ class Backlog:
         with self._lock:
             self._waiting.clear()
             self._bytes, self._summed = 0, None
+            self._sum = self._add = None
 
     def _merge(self, update):
         if self._sum is None:

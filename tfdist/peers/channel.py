@@ -24,6 +24,9 @@ class Channel:
       state: Dict of the codec's state: name -> variable.
       rate: The variable of the optimizer's learning rate, or None: it follows
         that of the chief, worker 0.
+
+    Attributes:
+      account: The `Account`.
     """
 
     def __init__(self, engine, name, group, codec, state, rate=None):
@@ -69,6 +72,9 @@ class Channel:
         counts = np.zeros([workers, account.COLUMNS], np.int64)
         counts[:, account.SEEN], counts[:, account.SUM] = seen, sums
         self._counts = hidden(tf.constant(counts))
+        self.account = account.Account(
+            self._own, self._counts, self.fetched, self.before, self.earlier
+        )
         # Messages that were taken out of the inbox, see `take_all`.
         self._kept = messages.Queue(f"{name}/kept", group.dtype, 2**30)
         self.transport = transport_lib.Transport(
@@ -370,7 +376,7 @@ class Channel:
           sums: Their checksums.
           earlier: Numbers of updates of workers' earlier processes in them.
         """
-        counts, self.earlier = self.counts, [*earlier]
+        counts, self.earlier[:] = self.counts, earlier
         for worker in self._roster.others:
             self.fetched[worker] += int(
                 seen[worker] - counts[worker, account.SEEN]

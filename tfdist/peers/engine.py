@@ -96,6 +96,8 @@ class PeerEngine(engine_lib.Engine):
             self.admission = admission_lib.Admission(self, warmup_updates)
         # All lanes that there are, in order of creation.
         self._made = []
+        # By channel, freed ones too: what it has counted, and its senders.
+        self._counted = {}
 
     # What other parts ask for.
 
@@ -157,6 +159,7 @@ class PeerEngine(engine_lib.Engine):
         made = lane_lib.PeerLane(self, optimizer, variables, len(self._made))
         self._made.append(weakref.ref(made))
         for one in made.channels:
+            self._counted[one.name] = one.account, one.transport.senders
             self.check_of_epochs.begin(made, one)
         return made
 
@@ -364,7 +367,13 @@ class PeerEngine(engine_lib.Engine):
             one.name: int(one.counts[worker, account.SEEN])
             for one in self.channels
         }
-        return any(here.get(name, 0) < number for name, number in sent.items())
+        # A channel that was freed here lacks nothing: its model is no more.
+        freed = self._counted.keys() - here.keys()
+        return any(
+            here.get(name, 0) < number
+            for name, number in sent.items()
+            if name not in freed
+        )
 
     # Accounts.
 
@@ -376,7 +385,7 @@ class PeerEngine(engine_lib.Engine):
         """
         names = self.roster.names
         result = {
-            "sent": sum(one.sent for one in self.channels),
+            "sent": 0,
             "delivered": dict.fromkeys(names, 0),
             "lost": dict.fromkeys(names, 0),
             "repeated": dict.fromkeys(names, 0),
@@ -394,16 +403,17 @@ class PeerEngine(engine_lib.Engine):
             "duplicates": account.DUPLICATES,
             "foreign": account.FOREIGN,
         }
-        for one in self.channels:
-            counts = one.counts
+        for counted, senders in self._counted.values():
+            result["sent"] += int(counted.own.numpy()[0])
+            counts = counted.counts.numpy()
             for key, column in columns.items():
                 for worker, name in enumerate(names):
                     result[key][name] += int(counts[worker, column])
             for worker, name in enumerate(names):
-                result["before"][name] += one.before.get(worker, 0)
-                result["fetched"][name] += one.fetched[worker]
-                result["earlier"][name] += one.earlier[worker]
-            for sender in one.transport.senders:
+                result["before"][name] += counted.before.get(worker, 0)
+                result["fetched"][name] += counted.fetched[worker]
+                result["earlier"][name] += counted.earlier[worker]
+            for sender in senders:
                 name = names[sender.worker]
                 result["delivered"][name] += sender.delivered
                 result["lost"][name] += sender.lost

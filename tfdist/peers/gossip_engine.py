@@ -224,20 +224,21 @@ class GossipEngine(engine.PeerEngine):
         for worker in roster.others:
             found = {
                 key: sum(
-                    int(one.account.counts[worker, column])
-                    for one in self.channels
+                    int(counted.counts[worker, column])
+                    for counted, _ in self._counted.values()
                 )
                 for key, column in columns.items()
             }
             senders = [
                 sender
-                for one in self.channels
-                for sender in one.transport.senders
+                for _, senders in self._counted.values()
+                for sender in senders
                 if sender.worker == worker
             ]
             found["repeated"] = sum(sender.repeated for sender in senders)
             found["gained"] = sum(
-                float(one.account.gained[worker]) for one in self.channels
+                float(counted.gained[worker])
+                for counted, _ in self._counted.values()
             )
             result[roster.names[worker]] = found
         return result

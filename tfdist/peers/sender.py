@@ -142,6 +142,9 @@ class PeerSender:
         while updates := self._next():
             self._deliver(updates)
         self._end_session()
+        # From here on, only what this has counted is needed.
+        self._graph = None
+        self._backlog.clear()
 
     def _next(self):
         """Waits for messages; none at the end.
