@@ -4,6 +4,7 @@ Where one fails, Keras has changed; the docstrings of
 `tfdist.private_keras_calls` say what its functions are for.
 """
 
+import functools
 import pathlib
 import sys
 
@@ -15,6 +16,7 @@ import tensorflow as tf
 from tests.private_tensorflow_test import public_names
 import tfdist
 from tfdist import private_keras_calls
+from tfdist import private_tensorflow
 
 X, Y = np.ones([8, 3]), np.ones([8, 1])
 
@@ -575,6 +577,42 @@ def test_it_is_known_what_a_step_is_of(strategy, monkeypatch):
     model.predict(X, verbose=0)
     assert set(seen) == {(model, x) for x in ("train", "test", "predict")}
     assert private_keras_calls.step_of(build) == (None, None)
+
+
+def _passed_on(method):
+    @functools.wraps(method)
+    def wrapper(*args):
+        return method(*args)
+
+    return wrapper
+
+
+@pytest.mark.parametrize(
+    "decorate",
+    [tf.function, _passed_on, lambda method: tf.function(_passed_on(method))],
+    ids=["tf.function", "wraps", "both"],
+)
+def test_it_is_known_what_a_decorated_step_is_of(decorate):
+    class Decorated(keras.Model):
+        @decorate
+        def train_step(self, data):
+            return {}
+
+    model = Decorated()
+    # As `Strategy.run` does in a step of Keras, where AutoGraph is off, too.
+    convert = tf.__internal__.autograph.tf_convert
+    context = tf.__internal__.autograph.control_status_ctx()
+    off = tf.autograph.experimental.do_not_convert(
+        lambda: convert(
+            model.train_step, tf.__internal__.autograph.control_status_ctx()
+        )
+    )
+    steps = [model.train_step, convert(model.train_step, context), off()]
+    for step in steps:
+        if isinstance(step, tf.types.experimental.PolymorphicFunction):
+            steps.append(private_tensorflow.inlined(step))
+        found = private_keras_calls.step_of(step)
+        assert found == (model, "train")
 
 
 def test_the_frame_of_the_caller_is_found():

@@ -57,6 +57,42 @@ def test_variables_are_read_and_restored_by_what_ours_override():
     assert variables.ReplicaVariable.__mro__[1] is kind
 
 
+class Steps:
+    """Methods that are functions of TensorFlow's."""
+
+    @tf.function
+    def converted(self, x):
+        if x > 0.0:
+            return x
+        return self.zero
+
+    @tf.function(autograph=False)
+    def plain(self, x):
+        return tf.where(x > 0.0, x, self.zero)
+
+    zero = 0.0
+
+
+@pytest.mark.parametrize("name", ["converted", "plain"])
+def test_a_method_is_a_part_of_a_function_in_which_autograph_is_off(name):
+    steps = Steps()
+    method = getattr(steps, name)
+    found = private_tensorflow.inlined(method)
+    bound = method.python_function.__wrapped__
+    assert bound.__self__ is not steps
+    assert private_tensorflow.object_of(bound) is steps
+    outer = tf.function(
+        tf.autograph.experimental.do_not_convert(lambda x: found(x))
+    )
+    graph = outer.get_concrete_function(tf.constant(1.0)).graph
+    types = {operation.type for operation in graph.get_operations()}
+    assert not types & {"PartitionedCall", "StatefulPartitionedCall"}
+    assert [float(outer(x)) for x in (tf.constant(2.0), tf.constant(-1.0))] == [
+        2.0,
+        0.0,
+    ]
+
+
 @pytest.mark.parametrize("is_hidden", [False, True])
 def test_eager_operations_read_variables_by_their_handles(is_hidden):
     class Newer(private_tensorflow.ResourceVariable):

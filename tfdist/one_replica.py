@@ -6,6 +6,7 @@ import weakref
 import tensorflow as tf
 
 from tfdist import private_keras_calls
+from tfdist import private_tensorflow
 
 # Of a variable's arguments, what is kept of those that creators hand on.
 _KNOWN = (
@@ -149,7 +150,7 @@ class WorkerExtended(OneReplicaExtended):
             run, original = self._container_strategy().run, weakref.ref(fn)
 
             def step(args, kwargs):
-                return run(original().python_function, args, kwargs)
+                return run(private_tensorflow.inlined(original()), args, kwargs)
 
             self._traced[fn] = tf.function(step)
         return self._traced[fn]

@@ -23,6 +23,8 @@ from typing import NamedTuple
 
 import keras
 
+from tfdist import private_tensorflow
+
 _VERSION = tuple(map(int, keras.version().split(".")[:2]))
 # The number of the first of the steps that `fit` takes at once.
 _STEP = "begin_step" if _VERSION >= (3, 11) else "step"
@@ -401,9 +403,15 @@ def step_of(function):
       The `keras.Model` and "train", "test" or "predict"; (None, None) for a
       function of the user's.
     """
-    # TensorFlow wraps it, for AutoGraph.
-    function = inspect.unwrap(function)
-    model = getattr(function, "__self__", None)
+    # TensorFlow wraps it, for AutoGraph. A method answers for the decorators of
+    # its function, beneath which nothing tells of the model.
+    function = inspect.unwrap(
+        function,
+        stop=lambda link: isinstance(
+            private_tensorflow.object_of(link), _TRAINER
+        ),
+    )
+    model = private_tensorflow.object_of(function)
     name = getattr(function, "__name__", "")
     if not isinstance(model, _TRAINER):
         # Of Keras before 3.9, where it is a function within a method.

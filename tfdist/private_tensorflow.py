@@ -9,10 +9,13 @@ import contextlib
 import sys
 
 import tensorflow as tf
+from tensorflow.python.autograph.core import ag_ctx
+from tensorflow.python.autograph.impl import api as autograph
 from tensorflow.python.data.experimental.ops import (
     distribute as _data_distribute,
 )
 from tensorflow.python.eager import context
+from tensorflow.python.eager.polymorphic_function import tf_method_target
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import control_flow_util
 from tensorflow.python.ops import custom_gradient
@@ -22,6 +25,45 @@ from tensorflow.python.ops import resource_variable_ops
 # where it is used (the local copy, or the primary on a server). `tf.Variable`
 # is an abstract front whose constructor cannot be subclassed that way.
 ResourceVariable = resource_variable_ops.ResourceVariable
+
+
+def inlined(function):
+    """A `tf.function` as a part of the function that is being traced.
+
+    AutoGraph converts it if it would have converted `function`, also where it
+    is switched off around, as it is in Keras's steps. Only private names can
+    switch it on. A method that is a `tf.function` must not be handed to
+    `Strategy.run`, as TensorFlow cannot convert its `python_function` there:
+    it calls the method without its object.
+
+    Args:
+      function: The `tf.function`, or a method that is one.
+
+    Returns:
+      A callable whose `__wrapped__` is the `python_function`.
+    """
+    python_function = function.python_function
+
+    def call(*args, **kwargs):
+        return python_function(*args, **kwargs)
+
+    if function._autograph:
+        enabled = ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED)
+        call = autograph.tf_convert(call, enabled)
+    call.__wrapped__ = python_function
+    return call
+
+
+def object_of(method):
+    """The object that a bound method is of, or None.
+
+    A method that is a `tf.function` is bound to an object of a private class,
+    whose attribute `target` is the object itself.
+    """
+    bound = getattr(method, "__self__", None)
+    if isinstance(bound, tf_method_target.TfMethodTarget):
+        return bound.target
+    return bound
 
 
 class UnreadHandle:

@@ -38,6 +38,20 @@ def test_callbacks_that_may_stop_between_batches_are_known(callback, acts):
     assert fit_lib._acts_on_batches(callback) is acts
 
 
+def test_steps_are_of_the_model_whose_step_is_any_function():
+    # Else `fit` neither follows others nor tells them when to stop.
+    strategy = tfdist.AllReduceStrategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    keras_step = model.train_step
+    model.train_step = lambda data: keras_step(data)
+    x = np.ones([2, 1], "float32")
+    model.fit(x, x, verbose=0)
+    assert strategy._engine.lanes_of(model)
+    assert strategy._engine.fits.model_of_step is None
+
+
 def test_a_callback_that_trains_before_the_first_step_is_called_once():
     class Trains(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):

@@ -52,6 +52,39 @@ class Custom(keras.Model):
         return {"mean": self.mean.result()}
 
 
+class Decorated(keras.Sequential):
+    """A step that is a `tf.function`, with a branch for AutoGraph."""
+
+    @tf.function
+    def train_step(self, data):
+        result = super().train_step(data)
+        if result["loss"] > 0.0:
+            result["positive"] = tf.constant(1.0)
+        else:
+            result["positive"] = tf.constant(0.0)
+        return result
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        tfdist.AllReduceStrategy,
+        lambda: tfdist.ParameterAveragingStrategy(period=2),
+    ],
+    ids=["all_reduce", "local"],
+)
+@pytest.mark.parametrize("eagerly", nightly.also([False], [True]))
+def test_a_train_step_that_is_a_function(strategy, eagerly):
+    strategy = strategy()
+    with strategy.scope():
+        model = Decorated([keras.Input([5]), keras.layers.Dense(3)])
+        model.compile("sgd", _loss, run_eagerly=eagerly)
+    before = model.get_weights()
+    history = model.fit(X, Y, batch_size=6, verbose=0).history
+    assert history["positive"] == [1.0]
+    assert not np.array_equal(before[0], model.get_weights()[0])
+
+
 @pytest.mark.parametrize("steps_per_execution", nightly.also([2], [1]))
 def test_custom_train_step(steps_per_execution):
     def train(scope):

@@ -91,7 +91,7 @@ class AllReduceExtended(one_replica.WorkerExtended):
             if tf.executing_eagerly():
                 function = self._trace(fn)
                 return self.engine.collectives.call(function, args, kwargs)
-            fn = fn.python_function
+            fn = private_tensorflow.inlined(fn)
         with self.engine.replica_context():
             if not private_tensorflow.is_compiled_by_xla():
                 return self._run(fn, args, kwargs)
@@ -100,6 +100,9 @@ class AllReduceExtended(one_replica.WorkerExtended):
 
     def _run(self, fn, args, kwargs):
         model, purpose = private_keras_calls.step_of(fn)
+        if model is None and self.engine.fits.model_of_step is not None:
+            # The model's `train_step` is no method of it.
+            model, purpose = self.engine.fits.model_of_step, "train"
         # At the end of the data nothing must count a batch that is not there,
         # as an operation would that does not depend on it.
         inputs = contextlib.nullcontext()

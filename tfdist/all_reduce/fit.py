@@ -38,6 +38,11 @@ class FitCalls:
         return bool(self._stack) and not self._stack[-1].has_ended
 
     @property
+    def model_of_step(self):
+        """The model whose `train_function` a `fit` is calling, or None."""
+        return self._stack[-1].model_of_step if self._stack else None
+
+    @property
     def has_abandoned(self):
         """Whether an exception has ended one, which others may train on in."""
         return any(fit.is_abandoned(None) for fit in self._stack)
@@ -104,6 +109,10 @@ class Fit:
       running: Its `RunningFit`.
       on_close: Called with this when it has ended.
       number: Of the call; those within it have higher ones.
+
+    Attributes:
+      has_ended: Whether this worker has taken its last step.
+      model_of_step: The model while it takes steps, else None.
     """
 
     def __init__(self, engine, frame, running, on_close, number):
@@ -120,6 +129,7 @@ class Fit:
         # Whether this worker is with the others at the end of an epoch.
         self._has_met = False
         self.has_ended = False
+        self.model_of_step = None
 
     @property
     def _lanes(self):
@@ -150,7 +160,11 @@ class Fit:
         self._has_met = False
         if self._has_written:
             self._engine.wrote.assign(1.0)
-        result = self._engine.call(function, *args)
+        self.model_of_step = self._model
+        try:
+            result = self._engine.call(function, *args)
+        finally:
+            self.model_of_step = None
         if self._has_written:
             self._has_written = False
             self._engine.wrote.assign(0.0)

@@ -90,7 +90,7 @@ class ParameterServerExtended(one_replica.WorkerExtended):
             fn, tf.types.experimental.PolymorphicFunction
         ):
             # As part of this function: what a step does is followed here.
-            return strategy.run(fn.python_function, args, kwargs)
+            fn = private_tensorflow.inlined(fn)
         with one_replica.ReplicaContext(strategy, replica_id_in_sync_group=0):
             if eagerly:
                 return self._run_eagerly(fn, args, kwargs)
