@@ -535,6 +535,27 @@ def test_the_maker_of_a_variable_is_found():
     assert model in layers["kernel"]
 
 
+def test_the_keras_variable_of_a_value_is_found():
+    seen = []
+
+    def creator(next_creator, **kwargs):
+        seen.append(private_keras_calls.variable_being_made())
+        return next_creator(**kwargs)
+
+    layer = keras.layers.Dense(1, use_bias=False, trainable=False)
+    with tf.variable_creator_scope(creator):
+        variable = keras.Variable(1.0)
+        layer.build([None, 1])
+        tf.Variable(1.0)
+    for found, expected in zip(
+        seen, (variable, layer.kernel, None), strict=True
+    ):
+        assert found is expected
+    # Once the other one is False, too, it need not be looked for.
+    assert not layer.kernel.trainable
+    assert layer.kernel.value.trainable
+
+
 def test_an_optimizer_that_reduces_is_found(monkeypatch):
     seen = []
 

@@ -1,6 +1,9 @@
 """Optimizers of a Keras model, which may have several."""
 
+import json
+
 import keras
+import tensorflow as tf
 
 
 def optimizers_of(model):
@@ -26,6 +29,55 @@ def update_rules_of(model):
       model: A `keras.Model`.
     """
     return [one for one in optimizers_of(model) if not _wrapped_by(one)]
+
+
+def described(optimizers):
+    """Returns classes and settings of optimizers but for rates, a string.
+
+    Args:
+      optimizers: List of Keras optimizers.
+    """
+    return "; ".join(
+        _text(keras.saving.serialize_keras_object(one), has_schedules=False)
+        for one in optimizers
+    )
+
+
+def settings_of(optimizer):
+    """Returns what Keras builds an optimizer's step from, a string.
+
+    These are its settings with the schedule of its rate, if it has one: a rate
+    that is a number is in a variable.
+
+    Args:
+      optimizer: A Keras optimizer, or None.
+    """
+    if optimizer is None:
+        return ""
+    # Keras reads the rate, which it cannot in a graph.
+    with tf.init_scope():
+        return _text(optimizer.get_config(), has_schedules=True)
+
+
+def _text(config, has_schedules):
+    config = _without_rates(config, has_schedules)
+    return json.dumps(config, sort_keys=True, default=str)
+
+
+def _without_rates(part, has_schedules):
+    if isinstance(part, list | tuple):
+        return [_without_rates(one, has_schedules) for one in part]
+    if not isinstance(part, dict):
+        return part
+    return {
+        key: _without_rates(value, has_schedules)
+        for key, value in part.items()
+        if key not in ("name", "registered_name")
+        and (
+            key != "learning_rate"
+            or (has_schedules and not isinstance(value, float))
+        )
+    }
 
 
 def _collect(value, found):

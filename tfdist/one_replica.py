@@ -128,6 +128,26 @@ class OneReplicaExtended(tf.compat.v1.distribute.StrategyExtended):
         return replica_id
 
 
+def note_keras_variable(variable):
+    """Notes for which `keras.Variable` a variable is being created."""
+    made = private_keras_calls.variable_being_made()
+    variable.keras_variable = None if made is None else weakref.ref(made)
+
+
+def is_trainable(variable):
+    """Whether Keras may train a variable now.
+
+    The `trainable` of a `tf.Variable` never changes, and that of a layer's
+    weights is True even if the layer was made with trainable=False.
+
+    Args:
+      variable: One that `note_keras_variable` has seen, or a `tf.Variable`.
+    """
+    reference = getattr(variable, "keras_variable", None)
+    known = reference and reference()
+    return variable.trainable if known is None else known.trainable
+
+
 class WorkerExtended(OneReplicaExtended):
     """The one replica of a process that may be one of several.
 

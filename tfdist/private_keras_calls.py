@@ -47,6 +47,8 @@ _VARIABLES = {
 _BUILDS = "_maybe_symbolic_build"
 # The method of a variable that is given its initializer.
 _INITIALIZES = "_initialize_with_initializer"
+# The method of a variable that makes its value.
+_MAKES_VALUE = "_initialize"
 # What writes models and their variables to files.
 _SAVING = (
     "keras.src.saving.",
@@ -324,6 +326,21 @@ def layers_under_way():
     """
     callers = map(_self_of, _frames())
     return [caller for caller in callers if isinstance(caller, keras.Layer)]
+
+
+def variable_being_made():
+    """Returns the `keras.Variable` whose value is being created, or None.
+
+    A strategy is asked for a `tf.Variable`, whose `trainable` never changes.
+    Whether Keras trains it depends on the Keras variable.
+    """
+    for frame in _frames():
+        variable = _self_of(frame)
+        if frame.f_code.co_name == _MAKES_VALUE and isinstance(
+            variable, keras.Variable
+        ):
+            return variable
+    return None
 
 
 class Making(NamedTuple):

@@ -30,17 +30,9 @@ ResourceVariable = resource_variable_ops.ResourceVariable
 def inlined(function):
     """A `tf.function` as a part of the function that is being traced.
 
-    AutoGraph converts it if it would have converted `function`, also where it
-    is switched off around, as it is in Keras's steps. Only private names can
-    switch it on. A method that is a `tf.function` must not be handed to
-    `Strategy.run`, as TensorFlow cannot convert its `python_function` there:
-    it calls the method without its object.
-
-    Args:
-      function: The `tf.function`, or a method that is one.
-
-    Returns:
-      A callable whose `__wrapped__` is the `python_function`.
+    AutoGraph converts it as it would have, also where it is switched off, as in
+    Keras's steps; only private names can switch it on. `Strategy.run` of the
+    `python_function` of a method would call it without its object.
     """
     python_function = function.python_function
 
@@ -55,10 +47,9 @@ def inlined(function):
 
 
 def object_of(method):
-    """The object that a bound method is of, or None.
+    """The object of a method, or None.
 
-    A method that is a `tf.function` is bound to an object of a private class,
-    whose attribute `target` is the object itself.
+    A method that is a `tf.function` is bound to an object of a private class.
     """
     bound = getattr(method, "__self__", None)
     if isinstance(bound, tf_method_target.TfMethodTarget):

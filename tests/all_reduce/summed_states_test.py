@@ -62,3 +62,26 @@ def test_state_in_a_function_of_an_eager_step_is_refused():
         strategy.run(lambda: traced(tf.ones([1])))
     strategy.run(traced, (tf.ones([1]),))
     assert [float(count.numpy()) for count in counts.counts] == [6.0] * 4
+
+
+def test_a_trained_weight_that_a_step_assigns_is_the_mean(monkeypatch):
+    strategy = tfdist.AllReduceStrategy()
+    # Another worker does the same.
+    monkeypatch.setattr(
+        strategy._engine.collectives, "sum", lambda vector, *_: 2 * vector
+    )
+    with strategy.scope():
+        weight = keras.Variable(0.0)
+        # Not a number, which comes from the chief alone.
+        rate = keras.optimizers.schedules.PiecewiseConstantDecay(
+            [9], [1.0, 1.0]
+        )
+        optimizer = keras.optimizers.SGD(rate)
+
+    def step():
+        weight.assign_add(4.0)
+        optimizer.apply([tf.ones([])], [weight])
+        weight.assign(0.5 * weight)
+
+    strategy.run(step)
+    assert float(weight) == (4 - 1) / 2

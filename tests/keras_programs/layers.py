@@ -245,7 +245,7 @@ _REFUSED = Refused("assigned beside|trainable=False|code of yours")
 
 @row(
     linear(OWN),
-    **of(("all_reduce", "peer_to_peer", "gossip", *AVERAGING), _REFUSED),
+    **of(("peer_to_peer", "gossip", *AVERAGING), _REFUSED),
 )
 def trainable_weight_assigned_in_a_step(strategy, worker):
     """A trainable weight that `train_step` assigns directly."""

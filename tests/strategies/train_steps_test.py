@@ -52,6 +52,92 @@ class Custom(keras.Model):
         return {"mean": self.mean.result()}
 
 
+class Taught(keras.Model):
+    """A teacher that is the moving average of what is trained."""
+
+    def __init__(self, student, teacher):
+        super().__init__()
+        self.student, self.teacher = student, teacher
+
+    def call(self, x):
+        return self.student(x)
+
+    def train_step(self, data):
+        result = super().train_step(data)
+        pairs = zip(self.teacher.weights, self.student.weights, strict=True)
+        for mine, other in pairs:
+            mine.assign(0.5 * mine + 0.5 * other)
+        return result
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        tfdist.AllReduceStrategy,
+        tfdist.PeerToPeerStrategy,
+        lambda: tfdist.ParameterAveragingStrategy(period=2),
+        tfdist.AsyncStrategy,
+    ],
+    ids=["all_reduce", "peers", "local", "servers"],
+)
+def test_a_teacher_follows_in_the_step(make):
+    with make().scope():
+        student, teacher = (
+            keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+            for _ in range(2)
+        )
+        teacher.trainable = False
+        for layer in (student, teacher):
+            layer.build([None, 1])
+        model = Taught(student, teacher)
+        model.compile(keras.optimizers.SGD(1.0), lambda y, out: y * out)
+    ones = np.ones([4, 1], "float32")
+    model.fit(ones, ones, batch_size=1, verbose=0)
+    # The gradient is 1.
+    w, mean = 0.0, 0.0
+    for _ in range(4):
+        w -= 1.0
+        mean = (mean + w) / 2
+    assert [float(layer.kernel[0, 0]) for layer in (student, teacher)] == [
+        w,
+        mean,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "is_eager"),
+    [
+        (lambda: tfdist.AllReduceStrategy(nonfinite="ignore"), False),
+        (tfdist.AllReduceStrategy, True),
+        (tfdist.PeerToPeerStrategy, True),
+        (tfdist.AsyncStrategy, True),
+    ],
+    ids=["all_reduce", "all_reduce eagerly", "peers", "servers"],
+)
+def test_steps_have_the_settings_with_which_they_are_built(make, is_eager):
+    strategy = make()
+    with strategy.scope():
+        weight = keras.Variable([1.0])
+        optimizer = keras.optimizers.SGD(1.0, weight_decay=0.25)
+        optimizer.build([weight])
+
+    def after_step():
+        def run():
+            strategy.run(optimizer.apply, ([tf.zeros([1])], [weight]))
+
+        (run if is_eager else tf.function(run))()
+        return float(weight[0])
+
+    assert after_step() == 0.75
+    optimizer.weight_decay = 0.5
+    assert after_step() == 0.75 * 0.5
+    if isinstance(strategy, tfdist.AllReduceStrategy):
+        optimizer.learning_rate = (
+            keras.optimizers.schedules.PiecewiseConstantDecay([99], [0.5, 0.5])
+        )
+        assert after_step() == 0.75 * 0.5 * 0.75
+
+
 class Decorated(keras.Sequential):
     """A step that is a `tf.function`, with a branch for AutoGraph."""
 

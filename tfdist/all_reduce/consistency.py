@@ -4,7 +4,6 @@ import enum
 import json
 import zlib
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -100,7 +99,7 @@ class Consistency:
           moment: The `Moment`.
           variables: The shared variables, in the same order on all workers.
           settings: How this worker trains, a string that must be the same on
-            all; see `described`.
+            all; see `model_optimizers.described`.
 
         Raises:
           ModelMismatchError: Another worker's model differs.
@@ -237,28 +236,6 @@ def _checksum(*parts):
     for part in parts:
         number = zlib.crc32(part, number)
     return number
-
-
-def described(optimizers):
-    """Classes and settings of optimizers but for their rates, a string."""
-
-    def without_rate(part):
-        if isinstance(part, dict):
-            return {
-                key: without_rate(value)
-                for key, value in part.items()
-                if key not in ("learning_rate", "name", "registered_name")
-            }
-        return part
-
-    return "; ".join(
-        json.dumps(
-            without_rate(keras.saving.serialize_keras_object(optimizer)),
-            sort_keys=True,
-            default=str,
-        )
-        for optimizer in optimizers
-    )
 
 
 def kinds_of_devices(variables):

@@ -6,6 +6,7 @@ import weakref
 
 import tensorflow as tf
 
+from tfdist import model_optimizers
 from tfdist import one_replica
 from tfdist import private_tensorflow
 from tfdist.all_reduce import consistency as consistency_lib
@@ -156,8 +157,10 @@ class Engine:
         if optimizer is not None:
             lanes = vars(optimizer).setdefault(_LANES, {})
         key = (*map(id, variables), *have_rows, *map(id, states))
-        if key not in lanes:
-            with tf.init_scope(), private_tensorflow.outside_of_functions():
+        with tf.init_scope(), private_tensorflow.outside_of_functions():
+            if key in lanes:
+                lanes[key].follow_settings()
+            else:
                 lane = lanes[key] = self.make_lane(
                     optimizer,
                     variables,
@@ -217,7 +220,7 @@ class Engine:
         self.adopt(
             moment,
             variables_lib.shared_by(model),
-            consistency_lib.described(optimizers),
+            model_optimizers.described(optimizers),
         )
 
     def compare_model(self, moment, model):

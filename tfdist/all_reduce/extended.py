@@ -69,6 +69,7 @@ class AllReduceExtended(one_replica.WorkerExtended):
             distribute_strategy=self._container_strategy(),
             **kwargs,
         )
+        one_replica.note_keras_variable(made)
         made.see_accumulation(maker)
         if made.is_seed and engine.config.is_worker:
             made.spread_seed(engine.config.worker_id)

@@ -5,6 +5,7 @@ import functools
 import keras
 import tensorflow as tf
 
+from tfdist import model_optimizers
 from tfdist import private_keras
 from tfdist import private_tensorflow
 from tfdist.all_reduce import branches
@@ -44,16 +45,8 @@ class Lane:
         reduced = [*dense, *states]
         self._specs = _specs(reduced)
         self._names = [v.name.split(":")[0] for v in [*reduced, *tables]]
-        self._rates = rates_lib.ChiefRates(
-            [
-                rate.value
-                for rate in private_keras.learning_rate_variables(optimizer)
-            ]
-        )
-        self._layout = pieces.Layout(
-            self._specs, tail_lib.LENGTH + self._rates.length
-        )
-        self._name = f"{number}/{self._specs}"
+        self._prefix = number
+        self._make_layout()
         self._tables = [
             rows_lib.TableSum(
                 engine.collectives, spec, f"{self._name}/table {k} {spec}"
@@ -67,6 +60,19 @@ class Lane:
         self._checks_gradients = not isinstance(
             optimizer, keras.optimizers.LossScaleOptimizer
         )
+        self._settings = model_optimizers.settings_of(optimizer)
+        self._make_functions()
+
+    def _make_layout(self):
+        rates = private_keras.learning_rate_variables(self.optimizer)
+        self._rates = rates_lib.ChiefRates([rate.value for rate in rates])
+        self._layout = pieces.Layout(
+            self._specs, tail_lib.LENGTH + self._rates.length
+        )
+        # Vectors of another length need another name.
+        self._name = f"{self._prefix}/{self._rates.length}/{self._specs}"
+
+    def _make_functions(self):
         self._reduce_eagerly = _traced(self._reduce)
         self._round = _traced(self._build_round)
         self._finish_eagerly = _traced(self._finish)
@@ -76,10 +82,22 @@ class Lane:
             self._build_step, private_tensorflow.STAYS_A_FUNCTION
         )
 
+    def follow_settings(self):
+        """Called when a step is built: it has the optimizer's settings of now.
+
+        So do the steps without a batch that follow it.
+        """
+        settings = model_optimizers.settings_of(self.optimizer)
+        if settings != self._settings:
+            self._settings = settings
+            self._make_layout()
+            self._make_functions()
+
     @property
     def shared(self):
-        """All variables that its step may change, a list."""
-        return [*self.trained, *self.states]
+        """All variables that its step may change, each once, a list."""
+        both = [*self.trained, *self.states]
+        return list({id(variable): variable for variable in both}.values())
 
     @property
     def trained(self):

@@ -33,14 +33,10 @@ class TrainingStep:
         self.lanes = []
 
     def note(self, variable):
-        """Called before code that is no optimizer's assigns a variable."""
-        if variable.trainable:
-            raise NotImplementedError(
-                f"Variable {variable.name!r} is trainable, and a training "
-                "step assigns it by other code than an optimizer: each worker "
-                "would have a value of its own. Make it with trainable=False: "
-                "then all get the mean of what they assign."
-            )
+        """Called before code that is no optimizer's assigns a variable.
+
+        All get the mean of what they assign, be it a trained weight.
+        """
         if variable.is_rate:
             return
         if self._eagerly and not tf.executing_eagerly():

@@ -8,6 +8,7 @@ from absl import logging
 import numpy as np
 import tensorflow as tf
 
+from tfdist import one_replica
 from tfdist import private_tensorflow
 from tfdist.all_reduce import engine as engine_lib
 from tfdist.all_reduce import tail as tail_lib
@@ -183,11 +184,15 @@ class PeerEngine(engine_lib.Engine):
         if self._step is None:
             self.check_of_epochs.has_written = True
             return
+        if not one_replica.is_trainable(variable):
+            # Such as a teacher's weights, which follow this worker's own.
+            return
         raise NotImplementedError(
             f"Variable {variable.name!r} is trainable, and a training step "
             "assigns it by other code than an optimizer, which the other "
-            "workers would not hear of. Make it with trainable=False: then "
-            "each worker has its own."
+            "workers would not hear of. If no optimizer trains it, set "
+            "trainable=False on its layer or model: then each worker has its "
+            "own. Else use AllReduceStrategy or AsyncStrategy."
         )
 
     def read_told(self):
@@ -291,7 +296,7 @@ class PeerEngine(engine_lib.Engine):
         shared = [
             variable
             for variable in variables_lib.shared_by(model)
-            if variable.trainable
+            if one_replica.is_trainable(variable)
         ]
         parts = (np.ascontiguousarray(v.numpy()).tobytes() for v in shared)
         number = 0

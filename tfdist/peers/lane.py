@@ -6,6 +6,7 @@ import keras
 import ml_dtypes
 import tensorflow as tf
 
+from tfdist import model_optimizers
 from tfdist import private_keras
 from tfdist.all_reduce import branches
 from tfdist.all_reduce.variables import Kind
@@ -54,8 +55,19 @@ class PeerLane:
                     None if rate is None else rate.value,
                 )
             )
+        self._settings = model_optimizers.settings_of(optimizer)
         self._step_eagerly = _traced(self._build_step)
         self._receive_eagerly = _traced(self._build_receive)
+
+    def follow_settings(self):
+        """Called when a step is built: it has the optimizer's settings of now.
+
+        A step that is traced does anyway.
+        """
+        settings = model_optimizers.settings_of(self.optimizer)
+        if settings != self._settings:
+            self._settings = settings
+            self._step_eagerly = _traced(self._build_step)
 
     @property
     def shared(self):

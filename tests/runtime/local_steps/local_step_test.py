@@ -2,6 +2,7 @@
 
 from unittest import mock
 
+import pytest
 import tensorflow as tf
 
 from tfdist.runtime.local_steps import local_step
@@ -28,3 +29,32 @@ def test_state_that_is_assigned_before_and_after_a_step_is_exchanged_once():
         step.finish()
     (call,) = local.after_step.call_args_list
     assert call.kwargs["states"] == [both, before, after]
+
+
+def parameter(ordinal, trainable):
+    """A weight whose Keras variable is trainable or not."""
+    keras_variable = mock.Mock(trainable=trainable)
+    return mock.Mock(
+        ordinal=ordinal,
+        role=Role.PARAMETER,
+        keras_variable=lambda: keras_variable,
+    )
+
+
+@pytest.mark.parametrize("is_branch", [False, True])
+def test_weights_that_nothing_trains_are_exchanged_as_state(is_branch):
+    local = mock.Mock()
+    student, teacher = parameter(0, True), parameter(1, False)
+    with tf.Graph().as_default() as graph:
+        step = local_step.LocalStep(local, mock.Mock(), [])
+        step.assigned(student)
+        step.assigned(teacher)
+        step._touched[0] = student
+        with (tf.Graph() if is_branch else graph).as_default():
+            step.assigned(variable(2, Role.CLOCK))
+        step.finish()
+        (call,) = local.after_step.call_args_list
+        assert call.kwargs["states"] == [teacher]
+        step.assigned(parameter(3, True))
+        with pytest.raises(ValueError, match="Set trainable=False on"):
+            step.finish()

@@ -134,7 +134,9 @@ class CoordinatedExchange(exchange.ExchangeBuilder):
                 "MultiOptimizer or code of yours). With "
                 f"synchronization={self._method!r} every worker would do so "
                 "for each update of all of them. Use AsyncStrategy or "
-                "BoundedStalenessStrategy, or leave it out."
+                "BoundedStalenessStrategy, leave it out, or assign it in a "
+                "callback on all workers (on_train_batch_end), as for a "
+                "teacher or a target network."
             )
 
     def _check_averages(self):

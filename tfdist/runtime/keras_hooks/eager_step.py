@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import fused_kernels
+from tfdist import model_optimizers
 from tfdist.runtime.exchange import records
 from tfdist.runtime.exchange import step as step_lib
 from tfdist.runtime.local_steps import local_step
@@ -138,7 +139,8 @@ class EagerStep(step_lib.Step):
 
         # Unlike an address, it is never that of another optimizer.
         number = step_lib.step_counter(optimizer).ordinal if optimizer else None
-        key = (pushed.key, number, ticketed, settled)
+        settings = model_optimizers.settings_of(optimizer)
+        key = (pushed.key, number, settings, ticketed, settled)
         tensors, pushed.tensors = pushed.tensors, None
         self._functions.call(key, build, tensors, pushed.specs)
 

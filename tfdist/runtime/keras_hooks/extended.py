@@ -62,12 +62,14 @@ class ParameterServerExtended(one_replica.WorkerExtended):
         table = new_tables.create(self._store, reference, maker, kwargs)
         if table is not None:
             return table
-        return self._store.create_variable(
+        made = self._store.create_variable(
             reference,
             made_by_optimizer=made_by_optimizer,
             made_by_layer=maker is not None and not made_by_optimizer,
             **kwargs,
         )
+        one_replica.note_keras_variable(made)
+        return made
 
     def _validate_colocate_with_variable(self, colocate_with_variable):
         if not isinstance(colocate_with_variable, ReplicaVariable):

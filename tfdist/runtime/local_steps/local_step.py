@@ -9,6 +9,7 @@ import dataclasses
 import tensorflow as tf
 
 from tfdist import fused_kernels
+from tfdist import one_replica
 from tfdist import private_keras_calls
 from tfdist.runtime.variables.variables import Role
 
@@ -54,7 +55,7 @@ class LocalStep:
         self._touched = {}
         self._states = {}
         # Parameters that code of the user's assigns, and those that
-        # optimizers do: without these they are not exchanged.
+        # optimizers do: others of the first are exchanged as state.
         self._assigned = {}
         self._trained = set()
         self._points = {}
@@ -126,6 +127,7 @@ class LocalStep:
             self._ends.append(end)
         else:
             # In a branch, which may not be taken.
+            end.states += self._take_state().values()
             self._follow(end)
         self._touched, self._states = {}, {}
         self._points, self._gradients = {}, {}
@@ -147,12 +149,14 @@ class LocalStep:
 
         What the model's variables hold depends on what the step is for.
         """
+        self._states |= self._take_state()
         for ordinal in self._assigned.keys() - self._trained:
             raise ValueError(
                 f"Variable {self._assigned[ordinal].name!r} is trainable, and "
                 "a step assigns it without an optimizer that trains it. With "
-                "local steps it would not be exchanged. Make it with "
-                "trainable=False: then it is averaged, as statistics are."
+                "local steps it would not be exchanged. Set trainable=False "
+                "on its layer or model: then it is averaged, as statistics "
+                "are."
             )
         if self._states:
             if not self._ends:
@@ -177,6 +181,24 @@ class LocalStep:
         if self._trains:
             with tf.init_scope():
                 self._state.resume_local_steps()
+
+    def _take_state(self):
+        """Takes assigned parameters that nothing trains for state.
+
+        Such as a teacher's weights, which are averaged as statistics are.
+
+        Returns:
+          A dict of variables by ordinal.
+        """
+        found = {
+            ordinal: variable
+            for ordinal, variable in self._assigned.items()
+            if ordinal not in self._trained
+            and not one_replica.is_trainable(variable)
+        }
+        for ordinal in found:
+            del self._assigned[ordinal]
+        return found
 
     def _show_before(self):
         self._local.before_step(self._root, self._first, own=self._trains)

@@ -9,11 +9,11 @@ import time
 
 from absl import logging
 
+from tfdist import model_optimizers
 from tfdist.all_reduce import fit as fit_lib
 from tfdist.all_reduce import tail as tail_lib
 from tfdist.all_reduce.consistency import DifferentValuesError
 from tfdist.all_reduce.consistency import Moment
-from tfdist.all_reduce.consistency import described
 from tfdist.runtime.local_steps import ring as ring_lib
 
 
@@ -135,7 +135,7 @@ class RingEngine:
           ValueError: Another worker trains in another way.
         """
         method = f"local_steps={self.local.method!r}"
-        settings = f"{method}; {described([optimizer])}"
+        settings = f"{method}; {model_optimizers.described([optimizer])}"
         self._adopt(Moment.STEP, self._rates([optimizer]), settings)
         self._has_begun = True
 
@@ -145,7 +145,7 @@ class RingEngine:
             # Of a loop before, or of the call of `fit` around this one.
             self.end_steps()
         rates = self._rates([getattr(model, "optimizer", None)])
-        settings = described(optimizers)
+        settings = model_optimizers.described(optimizers)
         self.local.show_anchor()
 
         def adopt():

@@ -308,8 +308,9 @@ class Synchronizer:
             self._warned = True
             logging.warning(
                 "Variable %r was assigned eagerly on a worker that is not the "
-                "chief: its replica changes until the next exchange, the "
-                "servers keep their value.",
+                "chief: the servers keep their value, and the replica changes "
+                "until this worker pulls it: in the next exchange, if the step "
+                "changes the variable.",
                 variable.name,
             )
 
