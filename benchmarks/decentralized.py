@@ -249,6 +249,7 @@ def summarize_real(results, name, method, workers):
         return float(np.mean([run[key] for run in runs.values()]))
 
     accuracies = [[row[3] for row in run["curve"]] for run in runs.values()]
+    finals = [100 * run["final"] for run in runs.values()]
     return {
         "task": name,
         "method": method,
@@ -259,6 +260,8 @@ def summarize_real(results, name, method, workers):
         "error": rate_search.standard_error(list(tests.values())),
         "tests": tests,
         "by_epoch": (100 * np.mean(accuracies, 0)).tolist(),
+        "final": float(np.mean(finals)),
+        "final_error": rate_search.standard_error(finals),
         "staleness": mean("staleness"),
         "sent": mean("sent"),
         "received": mean("received"),
@@ -270,6 +273,7 @@ def _of_real(rows, virtual):
     titles = [
         "method", "rate", "accuracy, %", "against virtual", "staleness",
         "sent by a worker", *(f"epoch {epoch}" for epoch in epochs),
+        "after fit",
     ]  # fmt: skip
     of_method = {row["method"]: row for row in virtual}
     return titles, [
@@ -285,6 +289,7 @@ def _of_real(rows, virtual):
                 for epoch in epochs
                 if epoch < len(row["by_epoch"])
             ),
+            f"{row['final']:.1f} +- {row['final_error']:.1f}",
         ]
         for row in rows
     ]

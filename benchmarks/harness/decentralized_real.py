@@ -37,7 +37,8 @@ def play(task, method, workers, rate, seeds):
 
     Yields:
         For each seed a dict that JSON can hold. Accuracies are those of the
-        first worker's replica at the end of each of its epochs; bytes and
+        first worker's replica at the end of each of its epochs, and (`final`,
+        on the test data) after `fit`; bytes and
         staleness are means over workers and over their steps.
     """
     with clusters.Cluster(
@@ -60,6 +61,7 @@ def play(task, method, workers, rate, seeds):
                 "seed": seed,
                 "real": True,
                 "curve": found[0]["curve"],
+                "final": found[0]["final"],
                 "diverged": not np.isfinite(found[0]["norm"]),
                 "seconds": max(one["seconds"] for one in found),
                 "staleness": sum(one["staleness"] for one in found) / steps,
@@ -136,6 +138,8 @@ def _worker(name, method):
         exchanges = strategy.journal.read_new()
         return {
             "curve": curve,
+            # With gossip, all workers have the mean now.
+            "final": float(task.accuracy(vector(), *parts[-1])),
             "norm": float(np.linalg.norm(vector())),
             "seconds": time.perf_counter() - began,
             "steps": len(exchanges),
