@@ -375,6 +375,7 @@ def test_a_worker_replies_within_a_step():
     )
     worker.channel.close()
     _, (request,) = other.step()
+    assert not worker.channel.handle(request)
     transport.inbox.put(list(request))
     waits.wait_until(
         lambda: not int(transport.inbox.size()), lambda: "it is taken"

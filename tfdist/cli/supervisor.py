@@ -240,7 +240,7 @@ class Supervisor:
 
     def _kill_what_is_left(self) -> None:
         for task in self._running():
-            task.signal(signal.SIGKILL)
+            task.kill()
 
 
 @contextlib.contextmanager

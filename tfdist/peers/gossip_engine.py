@@ -189,6 +189,8 @@ class GossipEngine(engine.PeerEngine):
     def _receive(self):
         if self.roster.given_up_by is not None:
             raise self.roster.left_behind(self.roster.given_up_by)
+        for one in self.channels:
+            one.transport.check_threads()
         super()._receive()
 
     def _take_mean(self):

@@ -54,9 +54,8 @@ class GossipTransport(transport.Transport):
                 update = self.inbox.take(queue)
                 if int(update.header[messages.SENDER]) == _NOBODY:
                     return
-                while not self._is_handled(update):
-                    if self._closes.wait(_SECONDS):
-                        return
+                while not (self._closes.is_set() or self._is_handled(update)):
+                    self._closes.wait(_SECONDS)
                 with self._handled:
                     self._handled.notify_all()
 
@@ -73,14 +72,19 @@ class GossipTransport(transport.Transport):
     def _is_handled(self, update):
         # Its channel ends this thread, and must not live on for its sake.
         handle = self._handle()
-        return handle is None or handle(update)
+        try:
+            return handle is None or handle(update)
+        except tf.errors.CancelledError:
+            if self._closes.is_set():  # The outbox is closed.
+                return True
+            raise
 
     def _threads(self):
         return [*super()._threads(), self._handler]
 
     def _close(self):
-        super()._close()
         self._closes.set()
+        super()._close()
         length = messages.header_length(self._roster.num_workers)
         header = np.zeros([length], np.int64)
         header[messages.SENDER] = _NOBODY

@@ -66,7 +66,7 @@ class PeerSender:
         # the receiver knows it.
         self._stop = self._told = 0
         self._probes = False
-        self._closes = False
+        self._closes = self._has_ended = False
         self._session = None
         # By number of messages.
         self._calls = {}
@@ -81,7 +81,7 @@ class PeerSender:
         if update.header[messages.LAST] <= self._since:
             return
         with self._changed:
-            if self._roster.is_lost(self.worker):
+            if self._has_ended or self._roster.is_lost(self.worker):
                 self.lost += update.count
                 return
             self._backlog.put(update)
@@ -144,7 +144,9 @@ class PeerSender:
         self._end_session()
         # From here on, only what this has counted is needed.
         self._graph = None
-        self._backlog.clear()
+        with self._changed:
+            self._has_ended = True
+            self._forget()
 
     def _next(self):
         """Waits for messages; none at the end.
