@@ -289,7 +289,7 @@ def _holds_all(path):
     except FileNotFoundError:
         return False
     # The table, the counter of steps, and the counts of gradients.
-    names = ("/variable/0/", '/variable/1"', '/gradients"')
+    names = ("/variable/0/", '/variable/1"', "/gradients/")
     return all(name in meta for name in names) and "rows-0.json" in {
         file.name for file in path.iterdir()
     }
