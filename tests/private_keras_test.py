@@ -242,6 +242,18 @@ def test_a_schedule_of_a_learning_rate_is_found():
     assert private_keras.learning_rate_schedule(scaled) is None
 
 
+def test_a_function_as_a_learning_rate_is_found():
+    found = [
+        private_keras.has_rate_function(keras.optimizers.SGD(rate))
+        for rate in (
+            lambda: 0.5,
+            0.5,
+            keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5),
+        )
+    ]
+    assert found == [True, False, False]
+
+
 @pytest.mark.parametrize("scaled", [False, True])
 def test_rates_and_trained_variables_of_an_optimizer_are_found(scaled):
     optimizer = keras.optimizers.SGD(0.25)

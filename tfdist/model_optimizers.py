@@ -5,6 +5,8 @@ import json
 import keras
 import tensorflow as tf
 
+from tfdist import private_keras
+
 
 def optimizers_of(model):
     """Returns the optimizers among a model's attributes, each once, a list.
@@ -38,7 +40,10 @@ def described(optimizers):
       optimizers: List of Keras optimizers.
     """
     return "; ".join(
-        _text(keras.saving.serialize_keras_object(one), has_schedules=False)
+        _text(
+            _config_of(one, keras.saving.serialize_keras_object),
+            has_schedules=False,
+        )
         for one in optimizers
     )
 
@@ -56,7 +61,40 @@ def settings_of(optimizer):
         return ""
     # Keras reads the rate, which it cannot in a graph.
     with tf.init_scope():
-        return _text(optimizer.get_config(), has_schedules=True)
+        config = _config_of(optimizer, lambda one: one.get_config())
+    return _text(config, has_schedules=True)
+
+
+def _config_of(optimizer, save):
+    """Returns what `save` does, or else the optimizer's plain attributes.
+
+    Training needs no config of a schedule of the user's own. That of a
+    function has the values of the variables that it uses.
+
+    Args:
+      optimizer: A Keras optimizer.
+      save: Callable that returns its config, a dict.
+    """
+    parts = []
+    _collect(optimizer, parts)
+    if not any(map(private_keras.has_rate_function, parts)):
+        try:
+            return save(optimizer)
+        except Exception:  # Of all kinds: `get_config` may be the user's.
+            pass
+    plain = {
+        key: value
+        for key, value in vars(optimizer).items()
+        if isinstance(value, bool | int | float | str | None)
+        and not key.startswith("_")
+        and key != "built"
+    }
+    return {
+        # Not `type`, which may be a specialized class.
+        "class_name": optimizer.__class__.__name__,
+        "config": plain,
+        "optimizers": [_config_of(one, save) for one in _wrapped_by(optimizer)],
+    }
 
 
 def _text(config, has_schedules):

@@ -325,6 +325,17 @@ def learning_rate_schedule(optimizer):
     return rate if isinstance(rate, schedule) else None
 
 
+def has_rate_function(optimizer):
+    """Whether a Keras optimizer's rate is a function, not a schedule.
+
+    The public `learning_rate` is a number, which the function returns.
+    """
+    require(optimizer, "_learning_rate")
+    rate = optimizer._learning_rate
+    schedule = keras.optimizers.schedules.LearningRateSchedule
+    return callable(rate) and not isinstance(rate, schedule)
+
+
 def learning_rate_variable(optimizer):
     """Returns the `keras.Variable` that holds an optimizer's rate, or None.
 
