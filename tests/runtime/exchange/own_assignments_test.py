@@ -63,6 +63,37 @@ def test_updates_are_of_the_weights_that_a_step_has_set():
     assert trained(tfdist.DCASGDStrategy(), weight_decay=0.5) == 2.25
 
 
+class Reset(keras.Model):
+    """Sets its weight, and then trains it."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = self.add_weight(shape=(), initializer="zeros")
+
+    def call(self, x):
+        return x * self.w
+
+    def train_step(self, data):
+        del data
+        self.w.assign(5.0)
+        with tf.GradientTape() as tape:
+            loss = self.optimizer.scale_loss(tf.convert_to_tensor(self.w))
+        self.optimizer.apply(tape.gradient(loss, [self.w]), [self.w])
+        return {"w": self.w.value}
+
+
+def test_updates_in_a_branch_are_of_the_weights_that_a_step_has_set():
+    with tfdist.AsyncStrategy().scope():
+        model = Reset()
+        model.compile(
+            keras.optimizers.LossScaleOptimizer(
+                keras.optimizers.SGD(1.0), initial_scale=1.0
+            )
+        )
+    model.fit(X, verbose=0)
+    assert float(model.w) == 4.0
+
+
 def test_weights_set_between_two_steps_keep_what_others_did():
     def others(model):
         evaluations_test.Server(model, model.w).push()

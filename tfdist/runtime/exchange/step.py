@@ -128,9 +128,14 @@ class Step:
             settled = 0 if self._ticketed else None
             self._pending[graph] = _Pending(settled=settled)
             # What an enclosing graph did after its optimizer's step comes
-            # before what is recorded in this one.
+            # before what is recorded in this one, and so does a parameter
+            # that the step assigned before an optimizer in a branch.
             for outer, pending in list(self._pending.items()):
-                if pending.settled is not None and pending.records:
+                is_after = pending.settled is not None and pending.records
+                if is_after or (
+                    outer is self._root
+                    and any(map(_is_assigned, pending.records))
+                ):
                     self._flush(outer)
         return self._pending[graph]
 
