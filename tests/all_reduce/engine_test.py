@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 import tfdist
+from tfdist.all_reduce import lane
 from tfdist.all_reduce import tail
 
 
@@ -39,3 +40,23 @@ def test_nobody_follows_one_of_two_optimizers_where_the_other_is_freed(
     train()
     strategy.barrier()
     assert len(followed) == 1
+
+
+def test_settings_that_one_worker_may_follow_alone_are_told(monkeypatch):
+    strategy = tfdist.AllReduceStrategy()
+    engine = strategy._engine
+    warnings = []
+    monkeypatch.setattr(
+        lane.logging, "warning", lambda text, *a: warnings.append(text % a)
+    )
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD(name="rule")
+        variable = keras.Variable([1.0])
+    strategy.run(optimizer.apply, ([tf.ones([1])], [variable]))
+    (made,) = engine._lanes.values()
+    for engine.num_workers, optimizer.weight_decay in ((1, 0.5), (2, 0.25)):
+        assert not warnings
+        for _ in range(2):
+            made.follow_settings()
+    (warning,) = warnings
+    assert "optimizer 'rule' have changed" in warning

@@ -2,6 +2,7 @@
 
 import functools
 
+from absl import logging
 import keras
 import tensorflow as tf
 
@@ -89,6 +90,15 @@ class Lane:
         """
         settings = model_optimizers.settings_of(self.optimizer)
         if settings != self._settings:
+            if self._engine.num_workers > 1:
+                logging.warning(
+                    "The settings of optimizer %r have changed. If you have "
+                    "not done so, change them on all workers alike, and then "
+                    "call `compile` on all of them, or make the `tf.function` "
+                    "of your step again: steps built before keep the old "
+                    "settings, so that the workers' weights would differ.",
+                    self.optimizer.name,
+                )
             self._settings = settings
             self._make_layout()
             self._make_functions()
