@@ -192,7 +192,7 @@ class PeerEngine(engine_lib.Engine):
             "assigns it by other code than an optimizer, which the other "
             "workers would not hear of. If no optimizer trains it, set "
             "trainable=False on its layer or model: then each worker has its "
-            "own. Else use AllReduceStrategy or AsyncStrategy."
+            "own. Else use AllReduceStrategy."
         )
 
     def read_told(self):

@@ -102,6 +102,44 @@ def test_weights_set_between_two_steps_keep_what_others_did():
     assert found == 5 + 3 - evaluations_test.OTHERS
 
 
+class Taught(keras.Model):
+    """Moves its teacher before the optimizer's step."""
+
+    def __init__(self):
+        super().__init__()
+        self.student, self.teacher = (
+            keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+            for _ in range(2)
+        )
+        self.teacher.trainable = False
+        for layer in (self.student, self.teacher):
+            layer.build([None, 1])
+        self.compile(keras.optimizers.SGD(1.0), lambda y, out: y * out)
+
+    def call(self, x):
+        return self.student(x)
+
+    def train_step(self, data):
+        mine, other = self.teacher.kernel, self.student.kernel
+        mine.assign(0.5 * mine + 0.5 * other)
+        return super().train_step(data)
+
+
+@pytest.mark.nightly
+def test_teachers_that_synchronous_workers_move_first_move_once_per_update():
+    workers = virtual_workers.VirtualWorkers(2, None, Sync(), Taught)
+    w, teacher = 0.0, 0.0
+    for step in range(3):
+        # The gradients are 1 and 3, 2 and 4, 3 and 5.
+        workers.round([[(X, X * (step + 1))], [(X, X * (step + 3))]])
+        teacher = (teacher + w) / 2
+        w -= step + 2
+    for model in workers.models:
+        found = [float(v[0, 0]) for v in model.weights]
+        assert sorted(found) == sorted([w, teacher])
+        assert float(model.teacher.kernel[0, 0]) == teacher
+
+
 def normalized():
     model = keras.Sequential(
         [

@@ -134,9 +134,11 @@ class CoordinatedExchange(exchange.ExchangeBuilder):
                 "MultiOptimizer or code of yours). With "
                 f"synchronization={self._method!r} every worker would do so "
                 "for each update of all of them. Use AsyncStrategy or "
-                "BoundedStalenessStrategy, leave it out, or assign it in a "
-                "callback on all workers (on_train_batch_end), as for a "
-                "teacher or a target network."
+                "BoundedStalenessStrategy, or leave it out. A teacher or a "
+                "target network can also move before the optimizer's step "
+                "(not with run_eagerly, mixed_float16 or gradient "
+                "accumulation), or in a callback on all workers "
+                "(on_train_batch_end)."
             )
 
     def _check_averages(self):

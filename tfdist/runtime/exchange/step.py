@@ -263,8 +263,8 @@ class Step:
                 f"Layer {layer.name!r} is a SpectralNormalization: each "
                 "forward pass divides the kernel by its norm. Several "
                 "asynchronous workers would divide the same kernel several "
-                "times. Use synchronization=Sync(), local steps (such as "
-                "ParameterAveragingStrategy), or one worker."
+                "times. Use AllReduceStrategy, synchronization=Sync(), local "
+                "steps (such as ParameterAveragingStrategy), or one worker."
             )
 
     def finish(self):
@@ -294,7 +294,8 @@ class Step:
         recorded = pending.records
         ends = [k + 1 for k, r in enumerate(recorded) if _is_assigned(r)]
         if ends:
-            # What follows may be the optimizer's, such as its weight decay.
+            # What follows may be the optimizer's, such as its weight decay
+            # (Muon's is an assignment, and goes here).
             pending.records = recorded[: ends[-1]]
             self._flush(tf.compat.v1.get_default_graph())
             pending.records = recorded[ends[-1] :]
