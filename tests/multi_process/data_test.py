@@ -105,8 +105,8 @@ def test_less_data_than_workers_is_refused_by_all_of_them(cluster):
     )
     for worker in made.start_workers("data_tasks:train_on_one_batch"):
         assert worker.wait() == 1
-        message = worker.output().splitlines()[-1]
-        assert message.startswith(f"ValueError: {too_few}")
+        # A thread may still log what has become of the other worker.
+        assert f"\nValueError: {too_few}" in worker.output()
         report = worker.report()
         for message, expected in zip(
             report["messages"], [too_few, too_few, files, files], strict=True
