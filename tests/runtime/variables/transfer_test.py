@@ -1,5 +1,7 @@
 """Tensors arrive where they are wanted."""
 
+import itertools
+
 import numpy as np
 import tensorflow as tf
 
@@ -44,3 +46,57 @@ def test_values_do_not_change_on_their_way():
 
     for came, value in zip(move(), values, strict=True):
         np.testing.assert_array_equal(came, value)
+
+
+def rows(*counts):
+    """Matrices of some rows, of widths 4 and 8 in turn."""
+    return [
+        np.arange(count * width, dtype="float32").reshape(count, width) + place
+        for place, (count, width) in enumerate(
+            zip(counts, itertools.cycle((4, 8)), strict=False)
+        )
+    ]
+
+
+SPECS = [
+    tf.TensorSpec([None, width], tf.float32)
+    for width, _ in zip(itertools.cycle((4, 8)), range(8), strict=False)
+]
+
+
+def test_gradients_of_many_tables_make_one_message():
+    with tf.Graph().as_default() as graph:
+        with tf.device(WORKER):
+            tensors = [
+                tf.compat.v1.placeholder(spec.dtype, spec.shape)
+                for spec in SPECS
+            ]
+        moved = transfer.move(tensors, source=WORKER, target=SERVER)
+        assert [tensor.op.device for tensor in moved] == [SERVER] * 8
+        sent = {
+            tensor.ref()
+            for op in graph.get_operations()
+            for tensor in op.inputs
+            if (tensor.op.device, op.device) == (WORKER, SERVER)
+        }
+    # The rows, and how many there are of each table.
+    assert len(sent) == 2
+
+
+def test_rows_do_not_change_on_their_way():
+    device = tf.config.list_logical_devices("CPU")[0].name
+
+    @tf.function(input_signature=[SPECS])
+    def move(tensors):
+        counter = tf.constant(7, tf.int64)
+        *moved, counter = transfer.move(
+            [*tensors, counter], source=device, target=device
+        )
+        return moved, counter
+
+    for counts in ((3, 0, 1, 5, 2, 4, 6, 1), [0] * 8):
+        values = rows(*counts)
+        moved, counter = move([tf.constant(value) for value in values])
+        assert counter == 7
+        for came, value in zip(moved, values, strict=True):
+            np.testing.assert_array_equal(came, value)
