@@ -30,6 +30,15 @@ REFUSED = {
         "kernel:0 (1 of 2 variables)",
     ],
 }
+# Steps of the user's own.
+OWN = {
+    # The second `fit` ends after an epoch, when the chief's callback says so.
+    "a_decorated_step": 2 * SUM,
+    # Weights -4.5, -13.5, -17.5, and on from there.
+    "a_teacher": [-17.5, -12.6875, -35.0, -29.5859375],
+    # The first skips a step, and halves its scale.
+    "scaled_steps_of_two_optimizers": [-3.0, 3, 4, 512.0, 1024.0],
+}
 OTHERS = (
     "rows_of_a_large_table",
     "a_batch_with_nan",
@@ -48,6 +57,7 @@ def reports(zygote, tmp_path_factory):
         modules={
             "all_reduce.steps": [*RIGHT, *REFUSED, *OTHERS],
             "all_reduce.programs": ["one_worker_overflows_in_float16"],
+            "all_reduce.own_steps": [*OWN, "a_normalized_kernel"],
         },
     )
 
@@ -55,6 +65,16 @@ def reports(zygote, tmp_path_factory):
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_step_is_that_of_the_mean(reports, name):
     assert reports_lib.both(reports, name) == RIGHT[name]
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_steps_of_the_users_own_are_those_of_all(reports, name):
+    assert reports_lib.both(reports, name) == OWN[name]
+
+
+def test_workers_normalize_a_kernel_alike(reports):
+    found = reports_lib.both(reports, "a_normalized_kernel")
+    assert found["norm"] == pytest.approx(1.0, rel=0.01)
 
 
 @pytest.mark.parametrize("name", REFUSED)
