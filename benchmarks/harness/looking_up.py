@@ -5,6 +5,8 @@ Each function builds something in a process of its own; see `children.Child`.
 
 import time
 
+from harness import fit_clock
+
 WIDTH, BATCH, FEATURES = 64, 256, 20
 RATES = {"sgd": 0.01, "adagrad": 0.001, "rmsprop": 0.001, "adam": 0.001}
 TENSORFLOW_RULES = {
@@ -93,24 +95,7 @@ def worker(
     if in_loop:
         return _bare_loop(strategy, model, loss, data)
 
-    class Clock(keras.callbacks.Callback):
-        """Notes when each step ends."""
-
-        def on_train_begin(self, logs=None):
-            """Begins."""
-            self.ends = []
-
-        def on_train_batch_end(self, batch, logs=None):
-            """Notes the time."""
-            self.ends.append(time.perf_counter())
-
-    clock = Clock()
-
-    def measure(steps):
-        model.fit(data, steps_per_epoch=steps, verbose=0, callbacks=[clock])
-        return (clock.ends[-1] - clock.ends[0]) / (steps - 1)
-
-    return measure
+    return fit_clock.timed(model, data)
 
 
 def _bare_loop(strategy, model, loss, data):

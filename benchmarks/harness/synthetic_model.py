@@ -7,7 +7,7 @@ The smallest of six models that NVIDIA publishes with `distributed-embeddings`
 Each function builds something in a process of its own; see `children.Child`.
 """
 
-import time
+from harness import fit_clock
 
 # Tables, rows of each, width, and how many ids each of its features has.
 TABLES = (
@@ -105,8 +105,7 @@ def worker(batch_size, shrink):
         shrink: see `features`.
 
     Returns:
-        A callable of a number of steps, which takes them in `fit`; it gives
-        the seconds of each.
+        As `fit_clock.timed`.
     """
     import keras
 
@@ -120,22 +119,4 @@ def worker(batch_size, shrink):
             keras.losses.BinaryCrossentropy(from_logits=True),
         )
     data = batches(batch_size, shrink, strategy.cluster.worker_id)
-
-    class Clock(keras.callbacks.Callback):
-        """Notes when each step ends."""
-
-        def on_train_begin(self, logs=None):
-            """Begins."""
-            self.ends = []
-
-        def on_train_batch_end(self, batch, logs=None):
-            """Notes the time."""
-            self.ends.append(time.perf_counter())
-
-    clock = Clock()
-
-    def measure(steps):
-        model.fit(data, steps_per_epoch=steps, verbose=0, callbacks=[clock])
-        return (clock.ends[-1] - clock.ends[0]) / (steps - 1)
-
-    return measure
+    return fit_clock.timed(model, data)
