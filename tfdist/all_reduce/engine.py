@@ -1,7 +1,6 @@
 """The engine of one strategy: what its steps and calls of `fit` share."""
 
 import contextlib
-import itertools
 import weakref
 
 import tensorflow as tf
@@ -59,7 +58,6 @@ class Engine:
         self.is_applying = False
         self.update = None
         self._step = None
-        self._numbers = itertools.count()
         # The lanes of a model's last step, and those of the last step of all.
         self._sequences = weakref.WeakKeyDictionary()
         self._last = ()
@@ -162,21 +160,15 @@ class Engine:
                 lanes[key].follow_settings()
             else:
                 lane = lanes[key] = self.make_lane(
-                    optimizer,
-                    variables,
-                    states,
-                    have_rows,
-                    next(self._numbers),
+                    optimizer, variables, states, have_rows
                 )
                 if not all(variable.is_agreed for variable in lane.agreeing):
                     self.adopt(consistency_lib.Moment.STEP, lane.shared)
         return lanes[key]
 
-    def make_lane(self, optimizer, variables, states, have_rows, number):
+    def make_lane(self, optimizer, variables, states, have_rows):
         """Makes a `Lane`; see there."""
-        return lane_lib.Lane(
-            self, optimizer, variables, states, have_rows, number
-        )
+        return lane_lib.Lane(self, optimizer, variables, states, have_rows)
 
     # Optimizers accumulate means of all workers' gradients.
     sums_own_gradients = False

@@ -31,10 +31,9 @@ class Lane:
       variables: Keras variables that it trains, a list.
       states: List of `WorkerVariable` that are assigned by other code.
       have_rows: For each of `variables`, whether its gradient travels as rows.
-      number: Of this lane, the same on all workers.
     """
 
-    def __init__(self, engine, optimizer, variables, states, have_rows, number):
+    def __init__(self, engine, optimizer, variables, states, have_rows):
         self._engine = engine
         self.optimizer = optimizer
         self.variables = variables
@@ -46,8 +45,8 @@ class Lane:
         reduced = [*dense, *states]
         self._specs = _specs(reduced)
         self._names = [v.name.split(":")[0] for v in [*reduced, *tables]]
-        self._prefix = number
         self._make_layout()
+        self.number = engine.journal.add(self._layout.piece_bytes())
         self._tables = [
             rows_lib.TableSum(
                 engine.collectives, spec, f"{self._name}/table {k} {spec}"
@@ -56,7 +55,6 @@ class Lane:
         ]
         # All lanes of the step that it was part of last, in order.
         self.step_lanes = ()
-        self.number = engine.journal.add(self._layout.piece_bytes())
         # A loss scale overflows on purpose, and has to see it.
         self._checks_gradients = not isinstance(
             optimizer, keras.optimizers.LossScaleOptimizer
@@ -70,8 +68,11 @@ class Lane:
         self._layout = pieces.Layout(
             self._specs, tail_lib.LENGTH + self._rates.length
         )
+
+    @property
+    def _name(self):
         # Vectors of another length need another name.
-        self._name = f"{self._prefix}/{self._rates.length}/{self._specs}"
+        return f"{self.number}/{self._rates.length}/{self._specs}"
 
     def _make_functions(self):
         self._reduce_eagerly = _traced(self._reduce)

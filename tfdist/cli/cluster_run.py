@@ -99,7 +99,7 @@ class ClusterRun:
         return [task for task in self._tasks if task.worker is not None]
 
     @property
-    def _left(self) -> list[Task]:
+    def _remaining(self) -> list[Task]:
         """The tasks that run, or will again, and are no servers."""
         return [t for t in (*self.running, *self._restarts) if not t.is_server]
 
@@ -198,7 +198,7 @@ class ClusterRun:
             status = task.ended()
             if status is not None:
                 self._on_end(task, status)
-        if self._only_servers_run and self._servers_due != float("inf"):
+        if not self._remaining and self._servers_due != float("inf"):
             self._terminate_servers()
 
     def look_at_time(self) -> None:
@@ -317,7 +317,7 @@ class ClusterRun:
             self._fail(task, status, what)
         if self.phase == RunPhase.RUNNING:
             self._tell_end()
-        if self._only_servers_run:
+        if not self._remaining:
             if self._has_failed:
                 # They would wait for those that failed to come back.
                 self.go_on(RunPhase.TERMINATING)
@@ -326,8 +326,8 @@ class ClusterRun:
 
     def _tell_end(self) -> None:
         """Tells an evaluator when nobody trains any more, and then servers."""
-        if all(task.is_evaluator for task in self._left):
-            for task in self._left or self.running:
+        if all(task.is_evaluator for task in self._remaining):
+            for task in self._remaining or self.running:
                 task.tell_end()
 
     def _needed_and_done(self, task: Task) -> str:
@@ -381,11 +381,6 @@ class ClusterRun:
         """
         return any(self.running) and not any(t.is_server for t in self._tasks)
 
-    @property
-    def _only_servers_run(self) -> bool:
-        """Whether nobody trains any more, nor will."""
-        return not self._left
-
     def _on_left(self, task: Task, status: int, what: str) -> None:
         """A worker that was told to leave has ended, however."""
         as_told = status in (0, 128 + signal.SIGTERM)
@@ -403,7 +398,7 @@ class ClusterRun:
         self._has_failed = True
         if self.phase == RunPhase.RUNNING and not goes_on:
             seconds = self._limits.grace_seconds
-            if seconds and not self._only_servers_run:
+            if seconds and self._remaining:
                 self._report.say(f"{self._names()}: {seconds:g} s left to end")
             self.go_on(RunPhase.ENDING)
 

@@ -102,10 +102,10 @@ class MemberTable:
         return self.members(*(tensor.numpy() for tensor in self._read()))
 
     def excuse(self, seconds):
-        """The server has not listened for so long: that was nobody's silence.
+        """Takes a pause of the server's out of the members' silence.
 
         Args:
-          seconds: Until now.
+          seconds: Length of the pause, which ends now.
         """
         self._excuse(tf.constant(seconds, tf.float64))
 

@@ -154,9 +154,9 @@ class PeerEngine(engine_lib.Engine):
     sums_own_gradients = True
     updates_alike = False
 
-    def make_lane(self, optimizer, variables, states, have_rows, number):
+    def make_lane(self, optimizer, variables, states, have_rows):
         """Makes a `PeerLane`; see there."""
-        del states, have_rows, number
+        del states, have_rows
         made = lane_lib.PeerLane(self, optimizer, variables, len(self._made))
         self._made.append(weakref.ref(made))
         for one in made.channels:
@@ -200,7 +200,7 @@ class PeerEngine(engine_lib.Engine):
 
         Raises:
           tf.errors.UnavailableError: Another worker has given up this one.
-          RuntimeError: A thread that sends updates has failed.
+          RuntimeError: A thread that exchanges messages has failed.
         """
         if self.roster.given_up_by is not None:
             raise self.roster.left_behind(self.roster.given_up_by)

@@ -162,14 +162,14 @@ class GossipChannel:
         self._give_up_request()
         self.news.build_adopt()
         since = tf.identity(self._since.read_value())
-        vector = tf.cond(
-            since[0] > 0,
-            lambda: vector + self._added.read_value(),
-            lambda: tf.identity(vector),
-        )
+
+        def add():
+            total = vector + self._added.read_value()
+            self._added.assign(tf.zeros_like(total), read_value=False)
+            return total
+
+        vector = tf.cond(since[0] > 0, add, lambda: tf.identity(vector))
         self._flat.assign(vector, read_value=False)
-        zeros = tf.zeros([self.group.size], self.group.dtype)
-        self._added.assign(zeros, read_value=False)
         self._since.assign(tf.zeros([4], tf.int64), read_value=False)
         self._is_open.assign(True, read_value=False)
         return vector, since

@@ -122,8 +122,9 @@ class GossipEngine(engine.PeerEngine):
     def _look(self):
         """Looks, once a second, after exchanges that are under way.
 
-        A receiver that has died with a request in its inbox is seen only by
-        who calls it. One that answers and takes no steps is given up, too.
+        A receiver that has died before it replied is seen only by who calls
+        it. One that does not come to the end of its first step, before which
+        it does not reply, is given up, too.
         """
         now = time.monotonic()
         if now < self._next_look:
@@ -136,7 +137,6 @@ class GossipEngine(engine.PeerEngine):
             bound = math.inf
         before, self._under_way = self._under_way, {}
         for one in self.channels:
-            one.transport.check_threads()
             request = one.request
             if request is None:
                 continue

@@ -11,7 +11,7 @@ from tfdist.peers import messages
 from tfdist.peers import transport
 
 # Seconds between two attempts to handle a message, until the first step ends.
-_SECONDS = 0.005
+_RETRY_SECONDS = 0.005
 _NOBODY = -1
 
 
@@ -55,7 +55,7 @@ class GossipTransport(transport.Transport):
                 if int(update.header[messages.SENDER]) == _NOBODY:
                     return
                 while not (self._closes.is_set() or self._is_handled(update)):
-                    self._closes.wait(_SECONDS)
+                    self._closes.wait(_RETRY_SECONDS)
                 with self._handled:
                     self._handled.notify_all()
 

@@ -185,7 +185,7 @@ class Joiner:
                 now = time.monotonic()
                 lacks_since = now if lacks_since is None else lacks_since
                 if now - lacks_since > self._bound:
-                    raise self._stalled([host], "get all updates of others")
+                    raise self._stalled(host, "get all updates of others")
             time.sleep(_POLL_SECONDS)
 
     def _read_snapshot(self, host):
@@ -236,7 +236,7 @@ class Joiner:
                 if status != seen.get(worker):
                     seen[worker], moved[worker] = status, now
                 elif now - moved[worker] > self._bound and worker in left:
-                    raise self._stalled([worker], "let this worker join")
+                    raise self._stalled(worker, "let this worker join")
             now = time.monotonic()
             if left and now - reported > _REPORT_SECONDS:
                 reported = now
@@ -250,11 +250,11 @@ class Joiner:
     def _names(self, workers):
         return ", ".join(self._roster.names[k] for k in sorted(workers))
 
-    def _stalled(self, workers, what):
+    def _stalled(self, worker, what):
         return tf.errors.DeadlineExceededError(
             None,
             None,
-            f"{self._names(workers)} answered, and did not {what} within "
+            f"{self._roster.names[worker]} answered, and did not {what} within "
             f"{self._bound:g} s. Where a worker needs longer between two "
             "steps: fault_tolerance=tfdist.FaultTolerance(stall_timeout=...).",
         )

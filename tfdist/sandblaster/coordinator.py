@@ -200,8 +200,7 @@ class Coordinator:
                     "end of iteration %d.",
                     record["done"],
                 )
-                # An earlier version of tfdist noted no count.
-                return {"counted": 0, **record}
+                return record
         return None
 
     def _start_again(self):

@@ -283,10 +283,7 @@ class MinimizingFit:
     def _show(self, result):
         """Shows the metrics of an iteration, and stops after the last one."""
         self._gradients.show(np.array(result["totals"]))
-        # In a snapshot of an earlier version of tfdist, a result has no count.
-        self._model.optimizer.iterations.assign(
-            result.get("iterations", self._seen)
-        )
+        self._model.optimizer.iterations.assign(result["iterations"])
         self._training.iterations.append(result)
         if float(self._model.optimizer.learning_rate) != 1.0:
             logging.log_first_n(
