@@ -1,6 +1,7 @@
 """A synthetic recommender with 55 tables, on servers.
 
-    python benchmarks/recommender.py [--quick] [--ps=2] [--batch_size=4096]
+    python benchmarks/recommender.py [--quick] [--ps=2] [--workers=2]
+        [--batch_size=4096]
 
 The model is the smallest that NVIDIA's `distributed-embeddings` is measured by:
 55 tables of 4.2 GiB, looked up by 58 features with ids from a power law, and
@@ -9,7 +10,7 @@ trained with Adagrad, whose sums take as much again. Two workers train it in
 samples per second of both, and per second of processor time of all processes
 (`per core`), and the largest peaks of memory.
 
-`--quick` divides the rows of all tables by 100.
+`--quick` divides the rows of all tables by 100; at least 10 are left.
 """
 
 import statistics

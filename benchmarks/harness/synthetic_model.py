@@ -34,7 +34,8 @@ def features(shrink):
     """Yields (number of the table, rows, width, ids) of each feature.
 
     Args:
-        shrink: what the rows of large tables are divided by.
+        shrink: what the rows of each table are divided by; at least 10 are
+            left.
     """
     number = 0
     for count, rows, width, ids_of_features in TABLES:

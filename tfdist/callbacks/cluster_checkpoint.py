@@ -106,7 +106,7 @@ class ClusterCheckpoint(keras.callbacks.Callback):
             raise ValueError(
                 "Argument `model` must be built and compiled under the scope "
                 "of a tfdist strategy for a ClusterCheckpoint, other than "
-                "SandblasterStrategy. Received: a model "
+                "SandblasterStrategy and PipelineStrategy. Received: a model "
                 f"of {type(strategy).__name__}"
             )
         self._strategy = strategy

@@ -231,7 +231,7 @@ def check_has_late_gradients(owner, synchronization, instead=""):
     Raises:
       ValueError: It is refused.
     """
-    if synchronization.waits and synchronization.averages:
+    if synchronization.is_synchronous:
         raise ValueError(
             f"{owner} is for gradients that are late, and with "
             f"{synchronization!r} none is: leave the correction out{instead}."

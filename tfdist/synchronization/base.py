@@ -32,6 +32,11 @@ class Synchronization(comparable.Comparable, abc.ABC):
     ordered = True
     takes_all = False
 
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether all gradients of an update are of the same parameters."""
+        return self.waits and self.averages
+
     def resolve(self, num_workers: int) -> "Synchronization":
         """Checks the settings against the size of the cluster.
 

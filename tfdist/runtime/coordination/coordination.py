@@ -104,7 +104,7 @@ class Coordination:
     @property
     def is_synchronous(self):
         """Whether all gradients of an update are of the same parameters."""
-        return self._method.waits and self._method.averages
+        return self._method.is_synchronous
 
     @property
     def retries(self):

@@ -59,7 +59,7 @@ def step_counter(optimizer):
     )
 
 
-def settings_of(optimizer):
+def local_scalars_of(optimizer):
     """The worker's own scalars of an optimizer, such as its learning rate."""
     values = [getattr(v, "value", v) for v in optimizer.variables]
     return [
@@ -363,7 +363,7 @@ class Step:
                 rate=lambda: keras.ops.convert_to_tensor(
                     optimizer.learning_rate
                 ),
-                settings=settings_of(optimizer) if optimizer else [],
+                settings=local_scalars_of(optimizer) if optimizer else [],
                 frozen=self._ticketed,
                 lifter=subgraph_replay.Lifter(
                     graph, self._runtime.store, barriers, settled
