@@ -5,6 +5,7 @@ import gc
 import keras
 import tensorflow as tf
 
+from tests.all_reduce import programs
 import tfdist
 from tfdist.all_reduce import lane
 from tfdist.all_reduce import tail
@@ -22,22 +23,15 @@ def test_nobody_follows_one_of_two_optimizers_where_the_other_is_freed(
         followed.append(lanes)
         return tail.Tail(over=1.0)
 
-    def train():
-        with strategy.scope():
-            optimizer = keras.optimizers.SGD()
-            variable = keras.Variable([1.0])
-        strategy.run(optimizer.apply, ([tf.ones([1])], [variable]))
-        return optimizer
-
     monkeypatch.setattr(engine, "follow", follow)
-    train()
-    kept = train()
+    programs.one_step(strategy)
+    kept = programs.one_step(strategy)
     gc.collect()
     assert len(engine._lanes) == 1
     strategy.barrier()
     assert followed == []
     del kept
-    train()
+    programs.one_step(strategy)
     strategy.barrier()
     assert len(followed) == 1
 

@@ -53,6 +53,19 @@ def weight_of(model):
     return model.get_weights()[0].item()
 
 
+def one_step(strategy):
+    """Takes a step with an optimizer and a variable that nothing else has.
+
+    Returns:
+        The optimizer.
+    """
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD()
+        variable = keras.Variable([1.0])
+    strategy.run(optimizer.apply, ([tf.ones([1])], [variable]))
+    return optimizer
+
+
 def on(**functions):
     """A Keras callback of functions."""
     return keras.callbacks.LambdaCallback(**functions)

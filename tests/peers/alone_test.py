@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.all_reduce import programs as all_reduce_programs
 from tests.peers import programs
 import tfdist
 from tfdist.all_reduce import collectives
@@ -129,20 +130,13 @@ def test_nobody_waits_for_updates_of_a_freed_optimizer_and_they_count():
     strategy = tfdist.PeerToPeerStrategy()
     engine = strategy._engine
 
-    def train():
-        with strategy.scope():
-            optimizer = keras.optimizers.SGD()
-            variable = keras.Variable([1.0])
-        strategy.run(optimizer.apply, ([tf.ones([1])], [variable]))
-        return optimizer
-
-    kept = train()
+    kept = all_reduce_programs.one_step(strategy)
     first = engine.channels[0].name
     # As if others were there.
     engine.channels[0]._own.assign([8, 0])
     assert engine._lacks(0, {first: 8})
     del kept
-    train()
+    all_reduce_programs.one_step(strategy)
     gc.collect()
     assert [one.name for one in engine.channels] != [first]
     assert len(engine.channels) == 1
