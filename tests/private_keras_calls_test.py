@@ -62,6 +62,17 @@ RENAMED = {
         "the local variable `callbacks` of `keras.Model.gone`",
     ),
     "the call that builds": ("_BUILDS", "_gone", "`keras.Model._gone`"),
+    "a method of a variable": (
+        "_VALUES",
+        {"_gone": ()},
+        "`keras.Variable._gone`",
+    ),
+    "a local variable of it": (
+        "_VALUES",
+        {"_initialize_with_initializer": ("gone",)},
+        "the local variable `gone` of "
+        "`keras.Variable._initialize_with_initializer`",
+    ),
     "a module that saves": (
         "_SAVING",
         ("keras.src.gone.",),
@@ -424,10 +435,10 @@ def test_models_whose_methods_are_under_way_are_found():
     class Looks(keras.Model):
         def __init__(self):
             super().__init__()
-            assert private_keras_calls.calling_models() == [self]
+            assert private_keras_calls.layers_under_way(keras.Model) == [self]
 
     Looks()
-    assert private_keras_calls.calling_models() == []
+    assert private_keras_calls.layers_under_way(keras.Model) == []
 
 
 class Looks(keras.layers.Dense):
@@ -571,17 +582,18 @@ def test_an_optimizer_that_reduces_is_found(monkeypatch):
 
 
 def test_spectral_normalization_is_found_where_it_assigns(monkeypatch):
-    layer, seen = keras.layers.SpectralNormalization(keras.layers.Dense(1)), []
+    kind, seen = keras.layers.SpectralNormalization, []
+    layer = kind(keras.layers.Dense(1))
     layer.build([None, 1])
 
     def assign(self, value):
         del self, value
-        seen.append(private_keras_calls.spectral_normalization())
+        seen.append(private_keras_calls.layers_under_way(kind)[0])
 
     monkeypatch.setattr(keras.Variable, "assign", assign)
     layer(tf.ones([1, 1]), training=True)
     assert seen == [layer, layer]
-    assert private_keras_calls.spectral_normalization() is None
+    assert private_keras_calls.layers_under_way(kind) == []
 
 
 def test_it_is_known_what_a_step_is_of(strategy, monkeypatch):
@@ -667,9 +679,3 @@ def test_variable_in_the_making_is_known_with_its_initializer():
     assert making.variable.shape == (5, 2)
     assert isinstance(making.initializer, keras.initializers.Ones)
     assert of_value is None
-
-
-def test_unknown_ways_to_make_variables_are_refused(monkeypatch):
-    monkeypatch.setattr(private_keras_calls, "_INITIALIZES", "_gone")
-    with pytest.raises(RuntimeError, match=r"keras.Variable._gone"):
-        private_keras_calls.making()

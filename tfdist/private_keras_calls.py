@@ -6,10 +6,10 @@ frames of the calls under way show it. This is the last resort, and the one
 file of the package that reads local variables of Keras's frames
 (`tests/words/architecture_test.py`).
 
-All names that it relies on are in `_VARIABLES`, `_BUILDS`, `_SAVING` and
-`SAVING_CALLS`. `check` compares them with the installed Keras when a strategy
-is made, and refuses a Keras that lacks one: validation data would be shared
-out over the workers, or the chief's file overwritten, without a word.
+All names that it relies on are in `_VARIABLES`, `_BUILDS`, `_VALUES`, `_SAVING`
+and `SAVING_CALLS`. `check` compares them with the installed Keras when a
+strategy is made, and refuses a Keras that lacks one: validation data would be
+shared out over the workers, or the chief's file overwritten, without a word.
 `tests/private_keras_calls_test.py` has a canary for each function.
 """
 
@@ -49,6 +49,11 @@ _BUILDS = "_maybe_symbolic_build"
 _INITIALIZES = "_initialize_with_initializer"
 # The method of a variable that makes its value.
 _MAKES_VALUE = "_initialize"
+# The method that does so for a variable whose creation was put off.
+_PUT_OFF = "_deferred_initialize"
+# These methods of `keras.Variable`, and the local variables of each that are
+# read here.
+_VALUES = {_INITIALIZES: ("initializer",), _MAKES_VALUE: (), _PUT_OFF: ()}
 # What writes models and their variables to files.
 _SAVING = (
     "keras.src.saving.",
@@ -129,6 +134,16 @@ def check():
             missing.append(f"`callbacks = ...` in `keras.Model.{method}`")
     if not hasattr(keras.Model, _BUILDS):
         missing.append(f"`keras.Model.{_BUILDS}`")
+    for method, names in _VALUES.items():
+        function = getattr(keras.Variable, method, None)
+        if function is None:
+            missing.append(f"`keras.Variable.{method}`")
+            continue
+        missing += [
+            f"the local variable `{name}` of `keras.Variable.{method}`"
+            for name in names
+            if name not in function.__code__.co_varnames
+        ]
     for name in _SAVING:
         if not _parts_of(name.rstrip(".")):
             missing.append(f"the module `{name.rstrip('.')}`")
@@ -310,22 +325,25 @@ def variable_maker():
             return caller
         if method == "add_weight" and isinstance(caller, keras.Layer):
             return caller
-        if method == "_deferred_initialize":
+        if method == _PUT_OFF:
             return caller
     return None
 
 
-def layers_under_way():
-    """Returns the Keras layers and models whose methods are under way.
+def layers_under_way(kind=keras.Layer):
+    """Returns the layers or models of a kind whose methods are under way.
 
     The layer in which Keras makes a variable that it has put off is a part of
     one of them.
 
+    Args:
+      kind: A subclass of `keras.Layer`.
+
     Returns:
-      A list of `keras.Layer`, the innermost call first.
+      A list of objects of this class, the innermost call first.
     """
     callers = map(_self_of, _frames())
-    return [caller for caller in callers if isinstance(caller, keras.Layer)]
+    return [caller for caller in callers if isinstance(caller, kind)]
 
 
 def variable_being_made():
@@ -362,15 +380,7 @@ def making():
 
     Returns:
       A `Making`; None for a variable that is made of a value.
-
-    Raises:
-      RuntimeError: Keras makes variables in an unknown way.
     """
-    method = getattr(keras.Variable, _INITIALIZES, None)
-    if method is None or "initializer" not in method.__code__.co_varnames:
-        raise _unknown_keras(
-            f"`initializer` of `keras.Variable.{_INITIALIZES}`"
-        )
     for frame in _frames():
         variable = _self_of(frame)
         if frame.f_code.co_name == _INITIALIZES and isinstance(
@@ -397,15 +407,6 @@ def is_applying_optimizer():
         isinstance(_self_of(frame), keras.optimizers.Optimizer)
         for frame in _frames()
     )
-
-
-def spectral_normalization():
-    """The `keras.layers.SpectralNormalization` that is called, or None."""
-    for frame in _frames():
-        layer = _self_of(frame)
-        if isinstance(layer, keras.layers.SpectralNormalization):
-            return layer
-    return None
 
 
 def step_of(function):
@@ -444,16 +445,6 @@ def step_of(function):
         if f"{purpose}_step" in name or f"make_{purpose}_function" in name:
             return model, purpose
     return model, None
-
-
-def calling_models():
-    """Returns the Keras models whose methods are under way, a list."""
-    return [
-        frame.f_locals["self"]
-        for frame in _frames()
-        if frame.f_code.co_varnames[:1] == ("self",)
-        and isinstance(frame.f_locals.get("self"), keras.Model)
-    ]
 
 
 def is_saving():

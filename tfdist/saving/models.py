@@ -7,6 +7,8 @@ their class that has these methods (`instances`).
 
 import os
 
+import keras
+
 from tfdist import dynamic_subclasses
 from tfdist import private_keras_calls
 from tfdist.saving import atomic_write
@@ -41,7 +43,7 @@ def see(model, files):
 
 def see_callers(files):
     """Makes all models follow the rule of `files` that are calling."""
-    for model in private_keras_calls.calling_models():
+    for model in private_keras_calls.layers_under_way(keras.Model):
         see(model, files)
 
 

@@ -257,10 +257,11 @@ class Step:
             runtime.evaluations.are_own  # There are several workers.
         ):
             return
-        layer = private_keras_calls.spectral_normalization()
-        if layer is not None:
+        kind = keras.layers.SpectralNormalization
+        layers = private_keras_calls.layers_under_way(kind)
+        if layers:
             raise ValueError(
-                f"Layer {layer.name!r} is a SpectralNormalization: each "
+                f"Layer {layers[0].name!r} is a SpectralNormalization: each "
                 "forward pass divides the kernel by its norm. Several "
                 "asynchronous workers would divide the same kernel several "
                 "times. Use AllReduceStrategy, synchronization=Sync(), local "
