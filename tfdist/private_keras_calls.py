@@ -252,31 +252,19 @@ def evaluation():
     None within a `fit` that a callback of it calls. Keras tells only
     callbacks that it evaluates.
     """
-    for frame in _frames():
-        method = frame.f_code.co_name
-        if method in _VARIABLES and isinstance(_self_of(frame), _TRAINER):
-            return None if method == "fit" else frame
-    return None
+    call = _call_of(*_VARIABLES)
+    return None if call is None or call.f_code.co_name == "fit" else call
 
 
 def fit_under_way():
     """Returns the frame of the innermost `fit` under way, or None."""
-    for frame in _frames():
-        if frame.f_code.co_name == "fit" and isinstance(
-            _self_of(frame), _TRAINER
-        ):
-            return frame
-    return None
+    return _call_of("fit")
 
 
 def compiling_model():
     """Returns the Keras model whose `compile` is under way, or None."""
-    for frame in _frames():
-        if frame.f_code.co_name == "compile" and isinstance(
-            _self_of(frame), _TRAINER
-        ):
-            return model_of(frame)
-    return None
+    call = _call_of("compile")
+    return None if call is None else model_of(call)
 
 
 def is_in_callback():
@@ -477,6 +465,15 @@ def _frames(frame=None):
     while frame is not None:
         yield frame
         frame = frame.f_back
+
+
+def _call_of(*methods):
+    """Returns the innermost frame of these methods of models, or None."""
+    for frame in _frames():
+        is_named = frame.f_code.co_name in methods
+        if is_named and isinstance(_self_of(frame), _TRAINER):
+            return frame
+    return None
 
 
 def _module_of(frame):
