@@ -6,6 +6,7 @@ import weakref
 import tensorflow as tf
 
 from tfdist import private_keras_calls
+from tfdist import private_keras_variables
 from tfdist import private_tensorflow
 
 # Of a variable's arguments, what is kept of those that creators hand on.
@@ -130,7 +131,7 @@ class OneReplicaExtended(tf.compat.v1.distribute.StrategyExtended):
 
 def note_keras_variable(variable):
     """Notes for which `keras.Variable` a variable is being created."""
-    made = private_keras_calls.variable_being_made()
+    made = private_keras_variables.variable_being_made()
     variable.keras_variable = None if made is None else weakref.ref(made)
 
 
@@ -159,6 +160,7 @@ class WorkerExtended(OneReplicaExtended):
 
     def __init__(self, container_strategy, device, is_chief):
         private_keras_calls.check()
+        private_keras_variables.check()
         super().__init__(container_strategy)
         self._device = device
         self._is_chief = is_chief

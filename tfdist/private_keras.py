@@ -1,9 +1,9 @@
 """Every private name that tfdist takes from Keras.
 
 Names of adapters of data are in `private_keras_data`, and Keras's call stack is
-read in `private_keras_calls`. Nothing else in the package imports from
-`keras.src` or uses an attribute of Keras's that begins with an underscore. Each
-function says why the public interface does not do.
+read in `private_keras_calls` and `private_keras_variables`. Nothing else in the
+package imports from `keras.src` or uses an attribute of Keras's that begins
+with an underscore. Each function says why the public interface does not do.
 `tests/private_keras_test.py` has a canary for each, and a name whose absence
 would go unnoticed is required here (`require`).
 """

@@ -1,23 +1,21 @@
-"""Inspection of Keras's call stack: which call of Keras is under way, and why.
+"""Inspection of Keras's call stack: the call of a model that is under way.
 
 Keras does not tell a strategy why it calls it: whether a data set is for
-training or for validation, whether a model is being built or saved. Only the
-frames of the calls under way show it. This is the last resort, and the one
-file of the package that reads local variables of Keras's frames
-(`tests/words/architecture_test.py`).
+training or for validation, whether a model is only being built. Only the frames
+of the calls under way show it. This is the last resort, and the one file of the
+package that reads local variables of Keras's frames
+(`tests/words/architecture_test.py`). `private_keras_variables` reads them with
+its functions.
 
-All names that it relies on are in `_VARIABLES`, `_BUILDS`, `_VALUES`, `_SAVING`
-and `SAVING_CALLS`. `check` compares them with the installed Keras when a
-strategy is made, and refuses a Keras that lacks one: validation data would be
-shared out over the workers, or the chief's file overwritten, without a word.
+All names that it relies on are in `_VARIABLES` and `_BUILDS`. `check` compares
+them with the installed Keras when a strategy is made, and refuses a Keras that
+lacks one: validation data would be shared out over the workers without a word.
 `tests/private_keras_calls_test.py` has a canary for each function.
 """
 
 import dis
 import functools
-import importlib
 import inspect
-import os
 import sys
 from typing import NamedTuple
 
@@ -45,43 +43,6 @@ _VARIABLES = {
 }
 # The method that takes a batch only to build the model.
 _BUILDS = "_maybe_symbolic_build"
-# The method of a variable that is given its initializer.
-_INITIALIZES = "_initialize_with_initializer"
-# The method of a variable that makes its value.
-_MAKES_VALUE = "_initialize"
-# The method that does so for a variable whose creation was put off.
-_PUT_OFF = "_deferred_initialize"
-# These methods of `keras.Variable`, and the local variables of each that are
-# read here.
-_VALUES = {_INITIALIZES: ("initializer",), _MAKES_VALUE: (), _PUT_OFF: ()}
-# What writes models and their variables to files.
-_SAVING = (
-    "keras.src.saving.",
-    "keras.src.export.",
-    "tensorflow.python.checkpoint.",
-    "tensorflow.python.saved_model.",
-)
-# What writes files, by module and name: what it is in public, and the
-# argument that says where to.
-SAVING_CALLS = {
-    ("keras.src.saving.saving_lib", "save_model"): (
-        "keras.saving.save_model",
-        "filepath",
-    ),
-    ("keras.src.saving.saving_lib", "save_weights_only"): (
-        "keras.saving.save_weights",
-        "filepath",
-    ),
-    ("keras.src.legacy.saving.legacy_h5_format", "save_model_to_hdf5"): (
-        "keras.saving.save_model",
-        "filepath",
-    ),
-    # `tf.saved_model.save` calls it as well.
-    ("tensorflow.python.checkpoint.checkpoint", "save"): (
-        "tf.train.Checkpoint.save",
-        "file_prefix",
-    ),
-}
 
 
 class DataRequest(NamedTuple):
@@ -98,20 +59,6 @@ class DataRequest(NamedTuple):
     purpose: str | None
     call: object
     adapter: object
-
-
-class SavingCall(NamedTuple):
-    """A call that writes a model or a checkpoint to files.
-
-    Attributes:
-      name: Its public name, such as "keras.saving.save_model".
-      path: The path that it writes to.
-      variables: The model's Keras variables; empty without a model.
-    """
-
-    name: str
-    path: str | os.PathLike
-    variables: list
 
 
 @functools.cache
@@ -134,24 +81,8 @@ def check():
             missing.append(f"`callbacks = ...` in `keras.Model.{method}`")
     if not hasattr(keras.Model, _BUILDS):
         missing.append(f"`keras.Model.{_BUILDS}`")
-    for method, names in _VALUES.items():
-        function = getattr(keras.Variable, method, None)
-        if function is None:
-            missing.append(f"`keras.Variable.{method}`")
-            continue
-        missing += [
-            f"the local variable `{name}` of `keras.Variable.{method}`"
-            for name in names
-            if name not in function.__code__.co_varnames
-        ]
-    for name in _SAVING:
-        if not _parts_of(name.rstrip(".")):
-            missing.append(f"the module `{name.rstrip('.')}`")
-    for (module, name), (_, argument) in SAVING_CALLS.items():
-        if argument not in _arguments(module, name):
-            missing.append(f"`{name}` of `{module}` with `{argument}`")
     if missing:
-        raise _unknown_keras(", ".join(missing))
+        raise unknown_keras(", ".join(missing))
 
 
 def data_request():
@@ -166,7 +97,7 @@ def data_request():
       RuntimeError: Keras calls it in an unknown way.
     """
     purpose, call = None, None
-    for frame in _frames():
+    for frame in frames():
         model = frame.f_locals.get("self")
         method = frame.f_code.co_name
         if method not in _VARIABLES or not isinstance(model, _TRAINER):
@@ -180,12 +111,12 @@ def data_request():
             purpose = "validate" if is_training else "evaluate"
         break
     # The frame that called the strategy.
-    asking = next(f for f in _frames() if not _is_of(f, "tfdist", "tensorflow"))
+    asking = next(f for f in frames() if not _is_of(f, "tfdist", "tensorflow"))
     if not _is_of(asking, "keras"):
         return DataRequest(purpose, call, None)
     adapter = getattr(asking.f_locals.get("self"), "data_adapter", None)
     if call is None or adapter is None:
-        raise _unknown_keras(
+        raise unknown_keras(
             "`fit`, `evaluate` or `predict` of a model and a `data_adapter` "
             f"around `{asking.f_code.co_name}`, which asks for data"
         )
@@ -239,7 +170,7 @@ def loops_from(frame):
     """
     lists = [
         callbacks_of(call)
-        for call in _frames(frame)
+        for call in frames(frame)
         if call.f_code.co_name in _VARIABLES
         and isinstance(call.f_locals.get("self"), _TRAINER)
     ]
@@ -269,8 +200,8 @@ def compiling_model():
 
 def is_in_callback():
     """Whether a callback of Keras itself is at work, as EarlyStopping."""
-    for frame in _frames():
-        if isinstance(_self_of(frame), keras.callbacks.Callback):
+    for frame in frames():
+        if isinstance(self_of(frame), keras.callbacks.Callback):
             return _is_of(frame, "keras")
     return False
 
@@ -282,7 +213,7 @@ def current_frame():
 
 def is_first_step_of_epoch():
     """Whether the `fit` under way is at the first step of an epoch."""
-    for frame in _frames():
+    for frame in frames():
         if frame.f_code.co_name == "fit" and isinstance(
             frame.f_locals.get("self"), _TRAINER
         ):
@@ -295,106 +226,7 @@ def is_building_model():
 
     It takes it as for an epoch, and throws the iterator away.
     """
-    return any(frame.f_code.co_name == _BUILDS for frame in _frames())
-
-
-def variable_maker():
-    """Returns the object that is creating a variable, or None.
-
-    A `keras.optimizers.Optimizer`, a `keras.Layer` whose `add_weight` it is,
-    or the `keras.Variable` whose creation Keras has put off until the layers
-    of a model were traced. Keras tells a strategy only of a variable, and the
-    state of an RNN or a seed is the worker's own.
-    """
-    for frame in _frames():
-        caller = _self_of(frame)
-        method = frame.f_code.co_name
-        if isinstance(caller, keras.optimizers.Optimizer):
-            return caller
-        if method == "add_weight" and isinstance(caller, keras.Layer):
-            return caller
-        if method == _PUT_OFF:
-            return caller
-    return None
-
-
-def layers_under_way(kind=keras.Layer):
-    """Returns the layers or models of a kind whose methods are under way.
-
-    The layer in which Keras makes a variable that it has put off is a part of
-    one of them.
-
-    Args:
-      kind: A subclass of `keras.Layer`.
-
-    Returns:
-      A list of objects of this class, the innermost call first.
-    """
-    callers = map(_self_of, _frames())
-    return [caller for caller in callers if isinstance(caller, kind)]
-
-
-def variable_being_made():
-    """Returns the `keras.Variable` whose value is being created, or None.
-
-    A strategy is asked for a `tf.Variable`, whose `trainable` never changes.
-    Whether Keras trains it depends on the Keras variable.
-    """
-    for frame in _frames():
-        variable = _self_of(frame)
-        if frame.f_code.co_name == _MAKES_VALUE and isinstance(
-            variable, keras.Variable
-        ):
-            return variable
-    return None
-
-
-class Making(NamedTuple):
-    """A Keras variable that is being made.
-
-    Attributes:
-      variable: The `keras.Variable`; it has a path and a shape.
-      initializer: What makes its values: a callable of shape and dtype.
-    """
-
-    variable: keras.Variable
-    initializer: object
-
-
-def making():
-    """Returns the `Making` of the Keras variable that is being created.
-
-    A strategy is handed a function that makes all its values at once.
-
-    Returns:
-      A `Making`; None for a variable that is made of a value.
-    """
-    for frame in _frames():
-        variable = _self_of(frame)
-        if frame.f_code.co_name == _INITIALIZES and isinstance(
-            variable, keras.Variable
-        ):
-            return Making(variable, frame.f_locals["initializer"])
-    return None
-
-
-def _self_of(frame):
-    """The object whose method a frame is, or None.
-
-    Of other frames nothing is read: Python keeps what was read of a frame until
-    its call ends, and a program's strategy could not be freed.
-    """
-    if frame.f_code.co_varnames[:1] != ("self",):
-        return None
-    return frame.f_locals.get("self")
-
-
-def is_applying_optimizer():
-    """Whether an optimizer's step is what asks for a reduction."""
-    return any(
-        isinstance(_self_of(frame), keras.optimizers.Optimizer)
-        for frame in _frames()
-    )
+    return any(frame.f_code.co_name == _BUILDS for frame in frames())
 
 
 def step_of(function):
@@ -435,53 +267,66 @@ def step_of(function):
     return model, None
 
 
-def is_saving():
-    """Whether the caller is being run to save a model or its variables.
+def frames(frame=None):
+    """Yields the frames of the calls under way, from the innermost outward.
 
-    Keras and TensorFlow save variable by variable, and do not announce it.
+    Args:
+      frame: The first of them, or None for the caller's.
     """
-    return any(_module_of(frame).startswith(_SAVING) for frame in _frames())
-
-
-def saving_call():
-    """Returns the `SavingCall` under way, or None.
-
-    As `is_saving`; a model that is pickled or copied is not being saved.
-    """
-    for frame in _frames():
-        known = SAVING_CALLS.get((_module_of(frame), frame.f_code.co_name))
-        if known is None:
-            continue
-        path = frame.f_locals.get(known[1])
-        if isinstance(path, str | os.PathLike):
-            model = frame.f_locals.get("model")
-            return SavingCall(known[0], path, getattr(model, "variables", []))
-    return None
-
-
-def _frames(frame=None):
-    """Yields the frames of the calls under way, from the innermost outward."""
     frame = sys._getframe(1) if frame is None else frame
     while frame is not None:
         yield frame
         frame = frame.f_back
 
 
+def self_of(frame):
+    """Returns the object whose method a frame is, or None.
+
+    Of other frames nothing is read: Python keeps what was read of a frame until
+    its call ends, and a program's strategy could not be freed.
+    """
+    if frame.f_code.co_varnames[:1] != ("self",):
+        return None
+    return local_of(frame, "self")
+
+
+def local_of(frame, name):
+    """Returns a local variable of a frame; None where it is not assigned."""
+    return frame.f_locals.get(name)
+
+
+def module_of(frame):
+    """Returns the name of the module of a frame's function, or ''."""
+    return frame.f_globals.get("__name__") or ""
+
+
+def unknown_keras(missing):
+    """Returns the error of a Keras that lacks what tfdist relies on.
+
+    Args:
+      missing: The names that it lacks, for the message.
+
+    Returns:
+      A `RuntimeError`.
+    """
+    return RuntimeError(
+        f"tfdist does not support Keras {keras.version()}: it relies on "
+        f"{missing}, which this version lacks. Install a version of Keras that "
+        "tfdist's setup.py allows."
+    )
+
+
 def _call_of(*methods):
     """Returns the innermost frame of these methods of models, or None."""
-    for frame in _frames():
+    for frame in frames():
         is_named = frame.f_code.co_name in methods
-        if is_named and isinstance(_self_of(frame), _TRAINER):
+        if is_named and isinstance(self_of(frame), _TRAINER):
             return frame
     return None
 
 
-def _module_of(frame):
-    return frame.f_globals.get("__name__") or ""
-
-
 def _is_of(frame, *packages):
-    return _module_of(frame).partition(".")[0] in packages
+    return module_of(frame).partition(".")[0] in packages
 
 
 def _is_set(frame, name):
@@ -490,7 +335,7 @@ def _is_set(frame, name):
     A `fit` of the user's own may lack it.
     """
     if _is_of(frame, "keras") and name not in frame.f_code.co_varnames:
-        raise _unknown_keras(
+        raise unknown_keras(
             f"the local variable `{name}` of `{frame.f_code.co_name}`"
         )
     return name in frame.f_locals
@@ -499,7 +344,7 @@ def _is_set(frame, name):
 def _is_called_from_fit(frame, model):
     return frame is not None and any(
         call.f_code.co_name == "fit" and call.f_locals.get("self") is model
-        for call in _frames(frame)
+        for call in frames(frame)
     )
 
 
@@ -519,35 +364,4 @@ def _assigns(function, name):
     return any(
         instruction.opname.startswith("STORE") and instruction.argval == name
         for instruction in dis.get_instructions(function)
-    )
-
-
-def _parts_of(module):
-    """Returns the namespace of a module, a dict; empty without the module."""
-    try:
-        return vars(importlib.import_module(module))
-    except ImportError:
-        return {}
-
-
-def _arguments(module, name):
-    """Returns names of the arguments of a function or method of a module."""
-    parts = _parts_of(module)
-    owners = [parts, *(vars(x) for x in parts.values() if inspect.isclass(x))]
-    functions = [
-        inspect.unwrap(owner[name]) for owner in owners if name in owner
-    ]
-    return {
-        argument
-        for function in functions
-        if getattr(function, "__module__", None) == module
-        for argument in inspect.signature(function).parameters
-    }
-
-
-def _unknown_keras(missing):
-    return RuntimeError(
-        f"tfdist does not support Keras {keras.version()}: it relies on "
-        f"{missing}, which this version lacks. Install a version of Keras that "
-        "tfdist's setup.py allows."
     )

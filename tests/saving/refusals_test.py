@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tests.saving import clusters
 import tfdist
-from tfdist import private_keras_calls
+from tfdist import private_keras_variables
 from tfdist.saving import refusals
 
 
@@ -134,7 +134,7 @@ def test_a_compiled_model_is_left_to_the_chief_before_it_is_fitted(
     assert not os.listdir(tmp_path)
 
 
-@pytest.mark.parametrize("where", private_keras_calls.SAVING_CALLS)
+@pytest.mark.parametrize("where", private_keras_variables.SAVING_CALLS)
 def test_what_saves_has_the_names_that_are_looked_for(where):
     module, name = where
     found = importlib.import_module(module)
@@ -143,5 +143,5 @@ def test_what_saves_has_the_names_that_are_looked_for(where):
     function = inspect.unwrap(getattr(found, name))
     assert function.__code__.co_name == name
     assert function.__module__ == module
-    argument = private_keras_calls.SAVING_CALLS[where][1]
+    argument = private_keras_variables.SAVING_CALLS[where][1]
     assert argument in inspect.signature(function).parameters

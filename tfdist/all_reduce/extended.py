@@ -11,6 +11,7 @@ from tfdist import fused_kernels
 from tfdist import guarded_steps
 from tfdist import one_replica
 from tfdist import private_keras_calls
+from tfdist import private_keras_variables
 from tfdist import private_tensorflow
 from tfdist import running_fit
 from tfdist.all_reduce import optimizers
@@ -46,7 +47,7 @@ class AllReduceExtended(one_replica.WorkerExtended):
 
     def _create_variable(self, next_creator, **kwargs):
         del next_creator  # Ours is the last word on what a variable is.
-        engine, maker = self.engine, private_keras_calls.variable_maker()
+        engine, maker = self.engine, private_keras_variables.variable_maker()
         if engine.files.is_shared:
             models.see_callers(engine.files)
         kwargs = one_replica.known_arguments(kwargs)
@@ -124,7 +125,7 @@ class AllReduceExtended(one_replica.WorkerExtended):
         del reduce_op, options
         if self.engine.is_applying or self.engine.collectives.num_workers == 1:
             return tf.nest.map_structure(one_replica.identity, value)
-        if private_keras_calls.is_applying_optimizer():
+        if private_keras_variables.is_applying_optimizer():
             raise ValueError(
                 "An optimizer was created outside strategy.scope(): create "
                 "the model and the optimizer, and compile, inside the scope."

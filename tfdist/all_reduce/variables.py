@@ -40,7 +40,7 @@ def kind_of(
     """The `Kind` of a variable that is being created.
 
     Args:
-      maker: From `private_keras_calls.variable_maker`.
+      maker: From `private_keras_variables.variable_maker`.
       trainable: Whether it is created as trainable.
       synchronization: `tf.VariableSynchronization`.
       aggregation: `tf.VariableAggregation`; MEAN and SUM are of what workers

@@ -10,7 +10,7 @@ import os
 import keras
 
 from tfdist import dynamic_subclasses
-from tfdist import private_keras_calls
+from tfdist import private_keras_variables
 from tfdist.saving import atomic_write
 
 _ENDINGS = (".keras", ".h5", ".hdf5")
@@ -43,7 +43,7 @@ def see(model, files):
 
 def see_callers(files):
     """Makes all models follow the rule of `files` that are calling."""
-    for model in private_keras_calls.layers_under_way(keras.Model):
+    for model in private_keras_variables.layers_under_way(keras.Model):
         see(model, files)
 
 

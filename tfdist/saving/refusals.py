@@ -9,7 +9,7 @@ files by itself, nothing has been touched then.
 
 import sys
 
-from tfdist import private_keras_calls
+from tfdist import private_keras_variables
 
 _installed = []
 
@@ -36,7 +36,7 @@ def before_read(files):
     """
     if files.writes:
         return
-    call = private_keras_calls.saving_call()
+    call = private_keras_variables.saving_call()
     if call is not None:
         raise files.refusal(call.name, call.path)
 
@@ -47,7 +47,7 @@ def _before_event(event, arguments):
     mode = arguments[1]
     if not isinstance(mode, str) or not set(mode) & set("wax+"):
         return
-    call = private_keras_calls.saving_call()
+    call = private_keras_variables.saving_call()
     for variable in getattr(call, "variables", ()):
         files = getattr(variable.value, "files", None)
         if files is not None and not files.writes:

@@ -5,7 +5,7 @@ import contextlib
 import keras
 import tensorflow as tf
 
-from tfdist import private_keras_calls
+from tfdist import private_keras_variables
 from tfdist.runtime.variables.sharding import ByteBalancer
 from tfdist.runtime.variables.variables import Role
 from tfdist.runtime.variables.variables import role_of
@@ -28,7 +28,7 @@ class Placement:
 
         def creator(next_creator, **kwargs):
             variable = next_creator(**kwargs)
-            maker = private_keras_calls.variable_maker()
+            maker = private_keras_variables.variable_maker()
             by_optimizer = isinstance(maker, keras.optimizers.Optimizer)
             by_layer = maker is not None and not by_optimizer
             name = kwargs.get("name")

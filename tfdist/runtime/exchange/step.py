@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist import compiled_parts
 from tfdist import fused_kernels
-from tfdist import private_keras_calls
+from tfdist import private_keras_variables
 from tfdist.runtime.exchange import records
 from tfdist.runtime.exchange import subgraph_replay
 from tfdist.runtime.exchange import table_gradients
@@ -258,7 +258,7 @@ class Step:
         ):
             return
         kind = keras.layers.SpectralNormalization
-        layers = private_keras_calls.layers_under_way(kind)
+        layers = private_keras_variables.layers_under_way(kind)
         if layers:
             raise ValueError(
                 f"Layer {layers[0].name!r} is a SpectralNormalization: each "

@@ -9,6 +9,7 @@ from tfdist import compiled_parts
 from tfdist import fused_kernels
 from tfdist import one_replica
 from tfdist import private_keras_calls
+from tfdist import private_keras_variables
 from tfdist import private_tensorflow
 from tfdist.data_shares import shares
 from tfdist.runtime.keras_hooks import data_hooks
@@ -52,7 +53,7 @@ class ParameterServerExtended(one_replica.WorkerExtended):
         kwargs = one_replica.known_arguments(kwargs)
         if self._runtime.files.is_shared:
             models.see_callers(self._runtime.files)
-        maker = private_keras_calls.variable_maker()
+        maker = private_keras_variables.variable_maker()
         made_by_optimizer = isinstance(maker, keras.optimizers.Optimizer)
         if made_by_optimizer:
             # Keras leaves some of an optimizer's state (the product of
@@ -206,7 +207,7 @@ class ParameterServerExtended(one_replica.WorkerExtended):
         step = active.step
         if step is None or isinstance(step, evaluations.EvaluationStep):
             return
-        if private_keras_calls.is_applying_optimizer():
+        if private_keras_variables.is_applying_optimizer():
             return
         raise NotImplementedError(
             "`all_reduce` of a replica context, as by "

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist import dynamic_subclasses
 from tfdist import private_keras
-from tfdist import private_keras_calls
+from tfdist import private_keras_variables
 from tfdist.runtime.variables import dynamic_table
 from tfdist.runtime.variables import row_index
 from tfdist.runtime.variables import table_values
@@ -28,7 +28,7 @@ def create(store, reference, maker, kwargs):
     Args:
       store: The `ParameterStore`.
       reference: The variable that it is to be beside, or None.
-      maker: See `private_keras_calls.variable_maker`.
+      maker: See `private_keras_variables.variable_maker`.
       kwargs: What `tf.Variable` takes.
 
     Returns:
@@ -46,7 +46,7 @@ def create(store, reference, maker, kwargs):
     is_of_layer = isinstance(maker, keras.Layer | keras.Variable)
     if not is_of_layer or not kwargs.get("trainable"):
         return None
-    making = private_keras_calls.making()
+    making = private_keras_variables.making()
     if making is None:
         return None
     if isinstance(making.initializer, dynamic_table.DynamicRows):
@@ -94,7 +94,7 @@ class ChecksRowsAlone:
 
 
 def _create_slot(store, table, kwargs):
-    making = private_keras_calls.making()
+    making = private_keras_variables.making()
     for ending, setting in _OF_WHOLE_TABLES.items():
         if (kwargs.get("name") or "").endswith(ending):
             raise table.refusal(f"{setting} of the optimizer")
@@ -184,7 +184,7 @@ def _is_of_embedding(variable, maker):
     return any(
         isinstance(layer, keras.layers.Embedding)
         and any(weight is variable for weight in layer.weights)
-        for outer in private_keras_calls.layers_under_way()
+        for outer in private_keras_variables.layers_under_way()
         for layer in private_keras.with_sublayers(outer)
     )
 

@@ -8,7 +8,7 @@ import contextlib
 
 import tensorflow as tf
 
-from tfdist import private_keras_calls
+from tfdist import private_keras_variables
 from tfdist.runtime.exchange import step as step_lib
 from tfdist.runtime.variables import traced_calls
 from tfdist.runtime.variables.server_scope import read_replica
@@ -51,7 +51,7 @@ class LocalOptimizers:
         if self._makes_own or not role.is_on_server:
             return role
         if role is Role.STATE and not made_by_optimizer:
-            is_shared = private_keras_calls.variable_maker() is not None
+            is_shared = private_keras_variables.variable_maker() is not None
             # Such as the state of an RNN: of the worker's own batches.
             return role if is_shared else Role.LOCAL
         if role is Role.ITERATIONS:

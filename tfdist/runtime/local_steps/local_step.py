@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist import fused_kernels
 from tfdist import one_replica
-from tfdist import private_keras_calls
+from tfdist import private_keras_variables
 from tfdist.runtime.variables.variables import Role
 
 
@@ -103,7 +103,7 @@ class LocalStep:
         if (
             variable.role is Role.PARAMETER
             # While it accumulates, an optimizer still has constraints met.
-            and not private_keras_calls.is_applying_optimizer()
+            and not private_keras_variables.is_applying_optimizer()
         ):
             self._assigned[variable.ordinal] = variable
         if variable.role is Role.CLOCK:

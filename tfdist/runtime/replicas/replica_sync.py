@@ -11,6 +11,7 @@ from absl import logging
 import tensorflow as tf
 
 from tfdist import private_keras_calls
+from tfdist import private_keras_variables
 from tfdist.cluster import waiting
 from tfdist.runtime.exchange import rows
 from tfdist.runtime.replicas import consistent_read
@@ -244,7 +245,7 @@ class Synchronizer:
         evaluations = self._runtime.evaluations
         if evaluations.holds(variable):
             return
-        if private_keras_calls.is_saving() and self._pulls_to_save():
+        if private_keras_variables.is_saving() and self._pulls_to_save():
             if self._runtime.journal.exchanges != self._together_at:
                 self._runtime.local.show_anchor()
                 self.pull_together()

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import compiled_parts
-from tfdist import private_keras_calls
+from tfdist import private_keras_variables
 from tfdist import private_tensorflow
 from tfdist.runtime.variables import rounded_ids
 from tfdist.runtime.variables import routes
@@ -283,7 +283,7 @@ class TableVariable(ReplicaVariable):
         Raises:
           ValueError: It is no save, or not `fits_file`.
         """
-        if not private_keras_calls.is_saving():
+        if not private_keras_variables.is_saving():
             raise self.refusal("a read of all its values")
         if not self.fits_file:
             raise self.refusal_to_save("a save of all its values")
