@@ -33,11 +33,7 @@ def test_what_is_malformed_is_refused(argument, value, message):
         FaultTolerance(**{argument: value})
 
 
-def test_one_way_at_a_time():
-    with pytest.raises(TypeError, match="Received beside it: start_timeout=9"):
-        tfdist.AsyncStrategy(
-            fault_tolerance=FaultTolerance(), start_timeout=9.0
-        )
+def test_arguments_of_other_kinds_and_names_are_refused():
     with pytest.raises(TypeError, match="must be a tfdist.FaultTolerance"):
         tfdist.AsyncStrategy(fault_tolerance=9.0)
     with pytest.raises(TypeError, match="unexpected keyword argument 'start'"):
@@ -45,7 +41,7 @@ def test_one_way_at_a_time():
 
 
 def test_nothing_given_is_the_default():
-    assert lib.given(None, {}, tfdist.AsyncStrategy) == FaultTolerance()
+    assert lib.checked(None) == FaultTolerance()
 
 
 def test_a_misspelt_argument_is_answered_with_those_that_there_are():

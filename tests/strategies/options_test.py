@@ -19,8 +19,7 @@ PRESETS = [
 
 
 def test_the_options_are_those_of_the_strategy():
-    old = set(options.Deprecated.__annotations__)
-    assert set(options.Options.__annotations__) - old == set(BASE) - AXES
+    assert set(options.Options.__annotations__) == set(BASE) - AXES
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -55,7 +54,6 @@ def test_without_servers_nothing_is_shown_that_is_about_them(strategy, own):
     for name in ("synchronization", "communication"):
         with pytest.raises(TypeError, match=name):
             strategy(**{name: None})
-    # An argument of other strategies in the release before.
     with pytest.raises(TypeError, match=r"FaultTolerance\(start_timeout=...\)"):
         strategy(start_timeout=9.0)
 

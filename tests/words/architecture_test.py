@@ -3,7 +3,6 @@
 import ast
 import dataclasses
 import functools
-import importlib
 import itertools
 import pathlib
 import re
@@ -262,9 +261,3 @@ def test_local_variables_of_calls_are_read_in_one_place():
     }
     # The other one reads TensorFlow's, and says whether it has found them.
     assert found == {"private_keras_calls.py", "private_tensorflow.py"}
-
-
-def test_the_old_home_of_the_strategies_says_where_they_are():
-    for name in ("", ".presets", ".strategy"):
-        with pytest.raises(ImportError, match=r"in `tfdist\.strategies`"):
-            importlib.import_module(f"tfdist.parameter_server{name}")

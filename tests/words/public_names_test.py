@@ -1,7 +1,6 @@
-"""Public names: what a program may write stays, or goes with a warning.
+"""Public names: what a program may write.
 
-A name that is added is added here; one that goes is first an old spelling in
-`deprecated_test.py` for one release.
+A name that is added or goes is added or goes here, too.
 """
 
 import importlib
@@ -76,7 +75,6 @@ STRATEGY = """
     synchronization training_is_over updates_applied updates_pulled
     uses_lookahead wait_for_warm_start
 """
-OLD_OF_STRATEGY = "leave looks_ahead refresh resilient settle"
 
 
 @pytest.mark.parametrize("module", NAMES)
@@ -101,7 +99,7 @@ def test_methods_of_strategies():
     own = set(dir(tfdist.ParameterServerStrategy))
     own -= set(dir(tf.distribute.Strategy))
     public = {name for name in own if not name.startswith("_")}
-    assert public == {*STRATEGY.split(), *OLD_OF_STRATEGY.split()}
+    assert public == set(STRATEGY.split())
 
 
 CALLED = ("__call__", "__init__", "__len__")

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from tfdist import checks
 from tfdist import comparable
-from tfdist import deprecated
 from tfdist.synchronization import Synchronization
 
 
@@ -105,11 +104,6 @@ class Correction(comparable.Comparable, abc.ABC):
     has_momentum = False
     densifies = False
     on_worker = False
-    looks_ahead = deprecated.OldName("uses_lookahead")
-
-    def __init_subclass__(cls, **kwargs):
-        super().__init_subclass__(**kwargs)
-        vars(Correction)["looks_ahead"].move(cls)
 
     def __repr__(self):
         # Workers compare them: all settings, and nothing of this process.

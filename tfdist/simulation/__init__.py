@@ -7,7 +7,6 @@ did. `measure` and `advise` say what each method would give on a cluster. The
 methods are the very classes that run on real servers.
 """
 
-from tfdist import deprecated
 from tfdist.simulation.advise import Advice
 from tfdist.simulation.advise import advise
 from tfdist.simulation.comparison import compare
@@ -59,15 +58,3 @@ __all__ = [
     "simulate",
     "timing",
 ]
-
-
-def __getattr__(name):
-    if name != "METHODS":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from tfdist.strategies import registry
-
-    deprecated.warn(
-        "`tfdist.simulation.METHODS` is `tfdist.strategies.registry.names()` "
-        "now."
-    )
-    return {one: registry.get(one).make for one in registry.names()}

@@ -9,7 +9,6 @@ import os
 from typing import Any
 from typing import Literal
 
-from tfdist import deprecated
 from tfdist.cluster import environment
 from tfdist.cluster import groups
 from tfdist.cluster import member_table
@@ -139,39 +138,6 @@ def snapshots_of(
     return directory, float(environ[environment.SNAPSHOT_EVERY])
 
 
-def given(
-    fault_tolerance: FaultTolerance | None,
-    old: dict[str, Any],
-    strategy: type,
-) -> FaultTolerance:
-    """The `FaultTolerance` of a strategy's arguments.
-
-    Args:
-      fault_tolerance: As it was given, or None.
-      old: Keyword arguments that no strategy has by name: in the release
-        before, those of `FaultTolerance` were arguments of strategies.
-      strategy: The class, whose arguments the error names.
-
-    Raises:
-      TypeError: There is no such argument, or both ways are used.
-    """
-    tolerance = checked(fault_tolerance)
-    if not old:
-        return tolerance
-    refuse(set(old) - _names(), strategy)
-    written = ", ".join(f"{name}={value!r}" for name, value in old.items())
-    if fault_tolerance is not None:
-        raise TypeError(
-            f"Argument `fault_tolerance` must hold what is about failures. "
-            f"Received beside it: {written}"
-        )
-    deprecated.warn(
-        f"`{'`, `'.join(old)}` will no longer be arguments of strategies: "
-        f"write fault_tolerance=tfdist.FaultTolerance({written})."
-    )
-    return FaultTolerance(**old)
-
-
 def checked(fault_tolerance: FaultTolerance | None) -> FaultTolerance:
     """Returns what was given, or the default.
 
@@ -203,7 +169,7 @@ def refuse(unknown: Iterable[str], strategy: type) -> None:
         return
     names = list(inspect.signature(strategy).parameters)
     hint = ""
-    if unknown[0] in _names():
+    if unknown[0] in inspect.signature(FaultTolerance).parameters:
         hint = (
             f" Write fault_tolerance=tfdist.FaultTolerance({unknown[0]}=...)."
         )
@@ -214,7 +180,3 @@ def refuse(unknown: Iterable[str], strategy: type) -> None:
         f"{', '.join(map(repr, unknown))}.{hint} Its arguments are: "
         f"{', '.join(names)}."
     )
-
-
-def _names():
-    return {field.name for field in dataclasses.fields(FaultTolerance)}

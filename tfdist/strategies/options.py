@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 import inspect
-import os
 import typing
 from typing import Any
 from typing import Literal
@@ -16,18 +15,8 @@ from tfdist.strategies.fault_tolerance import FaultTolerance
 from tfdist.synchronization import Synchronization
 
 
-class Deprecated(TypedDict, total=False):
-    """Arguments of the release before: `FaultTolerance` has all but one."""
-
-    start_timeout: float
-    worker_timeout: float
-    on_preemption: Literal["exit", "note"]
-    server_timeout: float
-    stall_timeout: float
-    on_stall: Literal["drop", "fail", "wait"]
-    snapshot_dir: str | os.PathLike[str] | None
-    snapshot_every: float
-    joining: Literal["at_once", "one_by_one"]
+class Unknown(TypedDict):
+    """No argument: what a strategy refuses itself, with a hint."""
 
 
 class WithoutServers(TypedDict, total=False):
@@ -39,7 +28,7 @@ class WithoutServers(TypedDict, total=False):
     seed: int | None
 
 
-class Options(WithoutServers, Deprecated, total=False):
+class Options(WithoutServers, total=False):
     """Arguments that presets share with `ParameterServerStrategy`."""
 
     communication: Literal["parameter_server", "ring"]

@@ -13,7 +13,6 @@ import keras
 import tensorflow as tf
 from typing_extensions import Unpack
 
-from tfdist import deprecated
 from tfdist.averaging import LocalSteps
 from tfdist.cluster import helper_server
 from tfdist.cluster import preemption
@@ -121,8 +120,7 @@ class ParameterServerStrategy(
       portions_per_worker: With work="queue", into how many portions an epoch
         is cut, for each of the workers that begin.
       fault_tolerance: What is done about tasks that die, hang or come back,
-        a `tfdist.FaultTolerance`. Its settings are still arguments of
-        strategies, too, for one release, as is `worker_start` as `joining`.
+        a `tfdist.FaultTolerance`.
       seed: Integer for `keras.utils.set_random_seed`, the same on all
         workers, so that they shuffle and split data alike. Default: in a
         cluster, a number derived from its addresses unless a seed has been
@@ -159,19 +157,11 @@ class ParameterServerStrategy(
         portions_per_worker: int = 8,
         fault_tolerance: FaultTolerance | None = None,
         seed: int | None = None,
-        **old_arguments: Unpack[options.Deprecated],
+        **unknown: Unpack[options.Unknown],
     ):
+        fault_tolerance_lib.refuse(unknown, type(self))
         construction.check_arguments(variable_partitioner, nonfinite, decisions)
-        worker_start = deprecated.renamed_argument(
-            old_arguments,
-            "joining",
-            "worker_start",
-            worker_start,
-            {"at_once": "together", "one_by_one": "staggered"},
-        )
-        tolerance = fault_tolerance_lib.given(
-            fault_tolerance, old_arguments, type(self)
-        )
+        tolerance = fault_tolerance_lib.checked(fault_tolerance)
         self._method = Method(
             Async() if synchronization is None else synchronization,
             correction,
@@ -312,8 +302,6 @@ class ParameterServerStrategy(
         docs/checkpoints.md lists.
         """
         return self._runtime.corrector.uses_lookahead
-
-    looks_ahead = deprecated.OldName("uses_lookahead")
 
     @property
     def bytes_per_server(self) -> tuple[int, ...]:

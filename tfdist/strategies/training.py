@@ -13,7 +13,6 @@ from typing import Any
 import keras
 
 from tfdist import cluster_metrics
-from tfdist import deprecated
 from tfdist.cluster import member_table
 from tfdist.cluster import reports
 from tfdist.cluster import termination
@@ -378,8 +377,3 @@ class TrainingMixin:
     def pull(self) -> None:
         """Brings the newest values from the servers to this worker."""
         self._runtime.pull()
-
-    settle = deprecated.OldName("barrier")
-    leave = deprecated.OldName("deregister")
-    refresh = deprecated.OldName("pull")
-    resilient = deprecated.OldName("retry_on_server_failure")

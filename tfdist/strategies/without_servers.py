@@ -12,7 +12,6 @@ import keras
 import tensorflow as tf
 
 from tfdist import cluster_metrics
-from tfdist import deprecated
 from tfdist.all_reduce import extended
 from tfdist.all_reduce import journal as journal_lib
 from tfdist.all_reduce import nonfinite as nonfinite_lib
@@ -256,12 +255,6 @@ class StrategyWithoutServers(
         """
         states = self.collect(METRICS).values()
         return cluster_metrics.total(model, states)
-
-    settle = deprecated.OldName("barrier")
-    leave = deprecated.OldName("deregister")
-    refresh = deprecated.OldName("pull")
-    resilient = deprecated.OldName("retry_on_server_failure")
-    looks_ahead = deprecated.OldName("uses_lookahead")
 
 
 def _end(reference):
