@@ -24,6 +24,7 @@ from absl import logging
 import numpy as np
 import tensorflow as tf
 
+from tfdist.null_methods import nothing
 from tfdist.peers import repair
 
 # How much more than the expected rounding errors a checksum may be off.
@@ -34,15 +35,7 @@ class NoEpochCheck:
     """For workers that send each other no updates."""
 
     has_written = False
-
-    def begin(self, lane, channel):
-        """Does nothing."""
-
-    def begin_all(self):
-        """Does nothing."""
-
-    def end_epoch(self):
-        """Does nothing."""
+    begin = begin_all = end_epoch = nothing
 
 
 class EpochCheck:

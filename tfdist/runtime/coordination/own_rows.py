@@ -15,6 +15,8 @@ staleness).
 import numpy as np
 import tensorflow as tf
 
+from tfdist.null_methods import empty_list
+from tfdist.null_methods import nothing
 from tfdist.runtime.exchange import records as records_lib
 from tfdist.runtime.variables.server_scope import read_replica
 from tfdist.runtime.variables.variables import Role
@@ -101,38 +103,10 @@ class RowCounts:
 
 
 class NoRows:
-    """Stands for the rows of an exchange that updates no table."""
+    """See `OwnRows`, whose part it takes where no table is updated."""
 
-    def note_log(self, request, log, head):
-        """See `OwnRows`."""
-        del request, log, head
-
-    def sent_to(self, shard):
-        """See `OwnRows`."""
-        del shard
-        return []
-
-    def build_others(self, request):
-        """See `OwnRows`."""
-        del request
-
-    def build_count(self, shard):
-        """See `OwnRows`."""
-        del shard
-
-    def build_note_size(self, shard, count):
-        """See `OwnRows`."""
-        del shard, count
-
-    def read_on(self, shard):
-        """See `OwnRows`."""
-        del shard
-        return []
-
-    def set_pulled(self, shard, read):
-        """See `OwnRows`."""
-        del shard, read
-        return []
+    note_log = build_others = build_count = build_note_size = nothing
+    sent_to = read_on = set_pulled = empty_list
 
 
 class OwnRows:

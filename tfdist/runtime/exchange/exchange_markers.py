@@ -13,6 +13,8 @@ import time
 import numpy as np
 import tensorflow as tf
 
+from tfdist.null_methods import empty_list
+from tfdist.null_methods import nothing
 from tfdist.runtime.variables import copies
 from tfdist.runtime.variables.variables import Role
 
@@ -23,20 +25,8 @@ _OTHERS = "others"
 class NoMarkers:
     """See `ExchangeMarkers`; where no exchange can be half done."""
 
-    def next_number(self):
-        """No number: there is nothing to tell apart."""
-        return None
-
-    def build_all(self, held):
-        """Builds nothing; a list."""
-        del held
-        return []
-
-    def prepare(self, traced):
-        """Does nothing."""
-
-    def settle(self):
-        """Does nothing."""
+    next_number = prepare = settle = nothing
+    build_all = empty_list
 
 
 class ExchangeMarkers:

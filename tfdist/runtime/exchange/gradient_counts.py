@@ -9,6 +9,8 @@ import time
 
 import tensorflow as tf
 
+from tfdist.null_methods import empty_list
+
 # Vectors, by worker, that lie one after another on a server: gradients
 # accepted, those that are not finite, the staleness of all that were accepted
 # together, the life of the worker's process that sent the last one, and those
@@ -21,36 +23,7 @@ class NoGradientCounts:
     """See `GradientCounts`, whose part it takes where a ledger counts."""
 
     is_kept = False
-
-    def clear(self, shard):
-        """Builds nothing, a list; as the others do."""
-        del shard
-        return []
-
-    def handles(self, shard):
-        """Builds nothing, a list."""
-        del shard
-        return []
-
-    def put(self, shard, values):
-        """Builds nothing."""
-        del shard, values
-        return []
-
-    def read_on(self, shard):
-        """Builds nothing."""
-        del shard
-        return []
-
-    def pulled(self, shard):
-        """Builds nothing."""
-        del shard
-        return []
-
-    def set_pulled(self, shard, values):
-        """Builds nothing."""
-        del shard, values
-        return []
+    clear = handles = put = read_on = pulled = set_pulled = empty_list
 
 
 class GradientCounts:

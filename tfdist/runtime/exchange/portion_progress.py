@@ -11,6 +11,9 @@ whichever worker died in whichever moment of its push.
 import numpy as np
 import tensorflow as tf
 
+from tfdist.null_methods import empty_list
+from tfdist.null_methods import nothing
+
 # Of pushes that are of no portion: no epoch, one portion, its first batch.
 _NO_PLACE = [-1, 1, 0, 0]
 # In the place of an epoch's number, of a server that has seen no push.
@@ -21,21 +24,10 @@ class NoProgress:
     """See `PortionProgress`; where data is not given out in portions."""
 
     is_kept = False
-
-    def place(self):
-        """Nothing is sent, a list."""
-        return []
-
-    def build_advance(self):
-        """Builds nothing."""
-
-    def build_claim(self, shard, place, shards, enabled=None):
-        """Builds nothing; None: all is applied."""
-        del shard, place, shards, enabled
-
-    def check(self, step):
-        """Refuses nothing."""
-        del step
+    place = empty_list
+    build_advance = check = nothing
+    # None: all is applied.
+    build_claim = nothing
 
 
 class PortionProgress:

@@ -10,6 +10,7 @@ import keras
 
 from tfdist import private_keras_calls
 from tfdist import running_fit
+from tfdist.null_methods import nothing
 from tfdist.runtime.variables.server_scope import read_replica
 
 
@@ -100,23 +101,13 @@ class SharedEvaluations:
 
     are_own = False
     has_values = False
-
-    def check(self, callbacks):
-        """Does nothing."""
+    check = restore_if_over = restore_before = nothing
 
     def keep(self, variable):
-        """Returns whether an assignment is this worker's own: never."""
-        del variable
         return False
 
     # What they have assigned, servers hold as well.
     holds = keep
-
-    def restore_if_over(self):
-        """Does nothing."""
-
-    def restore_before(self, frame):
-        """Does nothing."""
 
 
 class EvaluationStep:
@@ -131,25 +122,14 @@ class EvaluationStep:
     is_local = True
     is_training = False
     may_be_repeated = False
+    before_mutation = assigned = reduced = finish = nothing
 
     def __init__(self, is_eager):
         self.is_eager = is_eager
 
-    def before_mutation(self, variable):
-        """Does nothing."""
-
-    def assigned(self, variable):
-        """Does nothing."""
-
-    def reduced(self, tensors):
-        """Does nothing."""
-
     def update(self, variable, fn, args, kwargs):
         """Updates the replica."""
         fn(variable, *args, **kwargs)
-
-    def finish(self):
-        """Does nothing."""
 
 
 class _AtEnd(keras.callbacks.Callback):

@@ -1,5 +1,7 @@
 """Nobody follows: each worker decides for itself (`decisions="each"`)."""
 
+from tfdist.null_methods import nothing
+
 
 class OwnDecisions:
     """See `ChiefDecisions`, whose part it takes."""
@@ -10,25 +12,14 @@ class OwnDecisions:
     fit_number = number_of_order = 0
     # None is known to be over elsewhere.
     is_passed = False
-
-    def note_data(self, checksum):
-        """Does nothing."""
+    note_data = watch = before_write = nothing
 
     def begin_data(self, size, skips):
-        """Nothing is left out."""
-        del size, skips
         return (0, 0)
 
-    def watch(self, frame, call):
-        """Does nothing."""
-
     def call(self, call, function, *args):
-        """Calls a `train_function` of Keras."""
         return call(function, *args)
 
-    def before_write(self, variable):
-        """Does nothing."""
-
     def wait_for_word(self, find):
-        """Returns what `find` does: nobody knows what the chief has begun."""
+        # Nobody knows what the chief has begun.
         return find()

@@ -14,6 +14,7 @@ from tfdist.cluster import shared_record
 from tfdist.cluster import waiting
 from tfdist.data_shares import portion_queue
 from tfdist.data_shares import portion_reader
+from tfdist.null_methods import nothing
 from tfdist.runtime.keras_hooks import queued_epoch
 
 
@@ -22,19 +23,12 @@ class NoQueuedWork:
 
     # What makes the data of a call of `fit`.
     data = None
-
-    def watch(self, running):
-        """Takes no note of a call of `fit`."""
+    watch = leave = nothing
 
     def call(self, call, function, *args):
-        """Calls a `train_function` of Keras by `call`."""
         return call(function, *args)
 
-    def leave(self):
-        """Does nothing."""
-
     def counts(self):
-        """Nobody has portions, a dict."""
         return {}
 
 

@@ -10,6 +10,7 @@ not of a connection.
 import weakref
 
 from tfdist.cluster import connection
+from tfdist.null_methods import nothing
 
 # Steps and models that are gone: of a search's trials two each, or three.
 _ENOUGH = 8
@@ -18,14 +19,7 @@ _ENOUGH = 8
 class NoServerFunctions:
     """See `ServerFunctions`, whose part it takes where there are no servers."""
 
-    def note(self, graph):
-        """Does nothing."""
-
-    def forgot(self):
-        """Does nothing."""
-
-    def tidy(self):
-        """Does nothing."""
+    note = forgot = tidy = nothing
 
 
 class ServerFunctions:
