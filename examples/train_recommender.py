@@ -49,7 +49,6 @@ TEST_SHARE = 0.1
 
 def main(argv):
     """Trains and prints AUCs."""
-    del argv
     table_bytes = FLAGS.table_mb << 20
     strategy = strategy_flags.make_strategy(
         table_bytes=table_bytes or None, seed=FLAGS.seed

@@ -76,19 +76,15 @@ class OneReplicaExtended(tf.compat.v1.distribute.StrategyExtended):
         return self._update(var, fn, args, kwargs or {}, group)
 
     def _update_non_slot(self, colocate_with, fn, args, kwargs, group):
-        del colocate_with, group
         return fn(*args, **kwargs)
 
     def _reduce_to(self, reduce_op, value, destinations, options):
-        del reduce_op, destinations, options
         return value
 
     def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
-        del reduce_op, options
         return [value for value, _ in value_destination_pairs]
 
     def _gather_to_implementation(self, value, destinations, axis, options):
-        del destinations, axis, options
         return value
 
     def _local_results(self, val):

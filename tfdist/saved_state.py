@@ -40,7 +40,6 @@ class LazyArray:
         self._read = read
 
     def __array__(self, dtype=None, copy=None):
-        del copy
         return self._read().astype(dtype or self.dtype, copy=False)
 
 

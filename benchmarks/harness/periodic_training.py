@@ -13,7 +13,6 @@ _SECONDS = 600.0
 
 
 def _sync(period):
-    del period
     return tfdist.ParameterServerStrategy(
         synchronization=tfdist.synchronization.Sync()
     )

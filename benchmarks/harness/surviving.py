@@ -42,7 +42,6 @@ def worker(variables, size):
 
     class Layer(keras.layers.Layer):
         def build(self, input_shape):
-            del input_shape
             self.parts = [
                 self.add_weight(shape=(size,), initializer="zeros")
                 for _ in range(variables)
@@ -58,7 +57,6 @@ def worker(variables, size):
 
     class Watch(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            del batch, logs
             ends.append(time.time())
             self.model.stop_training = over.is_set()
 

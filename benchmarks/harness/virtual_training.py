@@ -94,7 +94,6 @@ class VirtualTraining:
         last = []
 
         def evaluate(weights, state):
-            del state
             last[:] = [weights]
             accuracies = [task.accuracy(weights, *part) for part in parts]
             return dict(zip(("validation", "test"), accuracies, strict=True))

@@ -36,12 +36,10 @@ class NoCollectives:
 
     def sum(self, vector, name, piece=None):
         """Returns `vector`."""
-        del name, piece
         return vector
 
     def gather(self, row, name):
         """Returns the matrix whose only row is `row`."""
-        del name
         return np.asarray(row, np.int64)[None]
 
     def from_chief(self, words):

@@ -122,7 +122,6 @@ class AllReduceExtended(one_replica.WorkerExtended):
                 return compiled_parts.call(fn, args, kwargs)
 
     def _replica_ctx_all_reduce(self, reduce_op, value, options=None):
-        del reduce_op, options
         if self.engine.is_applying or self.engine.collectives.num_workers == 1:
             return tf.nest.map_structure(one_replica.identity, value)
         if private_keras_variables.is_applying_optimizer():
@@ -137,7 +136,6 @@ class AllReduceExtended(one_replica.WorkerExtended):
         )
 
     def _update(self, var, fn, args, kwargs, group):
-        del group
         update = self.engine.update
         if update is None:
             return fused_kernels.update(var, fn, args, kwargs)
@@ -146,7 +144,6 @@ class AllReduceExtended(one_replica.WorkerExtended):
     # Input.
 
     def _experimental_distribute_dataset(self, dataset, options):
-        del options
         return shares.distribute(dataset, self.engine.config, self._before_data)
 
     def _before_data(self, request, number):
@@ -167,5 +164,4 @@ class AllReduceExtended(one_replica.WorkerExtended):
         return self._calls
 
     def _distribute_datasets_from_function(self, dataset_fn, options):
-        del options
         return shares.from_function(dataset_fn, self.engine.config)

@@ -82,7 +82,6 @@ class LocalSteps(comparable.Comparable, abc.ABC):
         Raises:
           ValueError: They do not fit together.
         """
-        del correction, num_workers
         if synchronization.retries:
             raise ValueError(
                 f"{type(self).__name__}: on_drop='retry' computes one batch "
@@ -105,7 +104,6 @@ class LocalSteps(comparable.Comparable, abc.ABC):
 
     def fetch_steps(self, step: tf.Tensor) -> tf.Tensor | None:
         """The same between two fetches; None if a push brings a fetch."""
-        del step
 
     @abc.abstractmethod
     def outer_optimizer(self) -> keras.Optimizer:
@@ -138,7 +136,6 @@ class LocalSteps(comparable.Comparable, abc.ABC):
         Returns:
           The new parameter; None if the outer optimizer does it.
         """
-        del parameter, pushed
 
     def adopt(
         self,
@@ -155,7 +152,6 @@ class LocalSteps(comparable.Comparable, abc.ABC):
           anchor: What the servers gave it the last time.
           fresh: What they have given it now.
         """
-        del own, point, anchor
         return fresh
 
 

@@ -100,7 +100,6 @@ class ClusterCheckpoint(keras.callbacks.Callback):
         self._since_save = 0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        del logs
         strategy = self.model.distribute_strategy
         if not hasattr(strategy, "state"):
             raise ValueError(
@@ -238,7 +237,6 @@ class ClusterCheckpoint(keras.callbacks.Callback):
     def on_epoch_begin(
         self, epoch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        del logs
         # Keras would begin the next `fit` there, too.
         private_keras.set_initial_epoch(self.model, None)
         self._epoch, self._batches = epoch, 0
@@ -246,7 +244,6 @@ class ClusterCheckpoint(keras.callbacks.Callback):
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        del logs
         # One call may stand for several batches (`steps_per_execution`).
         self._since_save += batch + 1 - self._batches
         self._batches = batch + 1
@@ -256,7 +253,6 @@ class ClusterCheckpoint(keras.callbacks.Callback):
     def on_epoch_end(
         self, epoch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        del logs
         self._epoch, self._batches = epoch + 1, 0
         self._save()
 
@@ -299,7 +295,6 @@ class ClusterCheckpoint(keras.callbacks.Callback):
         )
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        del logs
         private_keras.set_initial_epoch(self.model, None)
         if self._delete:
             # The others may still need them.

@@ -84,7 +84,6 @@ class ClusterMonitor(keras.callbacks.Callback):
         self.summary = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        del logs
         strategy = self.model.distribute_strategy
         if not hasattr(strategy, "journal"):
             raise ValueError(
@@ -132,7 +131,6 @@ class ClusterMonitor(keras.callbacks.Callback):
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        del logs
         waiting = self._strategy.journal.count - self._next
         # With `steps_per_execution` batches come several at a time.
         if (
@@ -150,7 +148,6 @@ class ClusterMonitor(keras.callbacks.Callback):
     def on_epoch_begin(
         self, epoch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        del epoch, logs
         if self._epochs:
             # Others went on while this worker validated and saved: its next
             # gradient would be that much late.
@@ -161,7 +158,6 @@ class ClusterMonitor(keras.callbacks.Callback):
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         # Validation at the end of an epoch is about to reset the metrics.
-        del logs
         self._publish_metrics()
         if self._strategy.uses_lookahead:
             self._strategy.pull()
@@ -174,7 +170,6 @@ class ClusterMonitor(keras.callbacks.Callback):
     def on_epoch_end(
         self, epoch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        del epoch
         self._report()
         self._publish_metrics()
         if logs is not None:
@@ -185,7 +180,6 @@ class ClusterMonitor(keras.callbacks.Callback):
                 logs[f"cluster_{name}"] = np.array(value) if several else value
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        del logs
         # The last local steps are part of what is recorded.
         self._strategy.flush()
         self._report()
@@ -255,7 +249,6 @@ class _First(keras.callbacks.Callback):
         self._publish = publish
 
     def on_epoch_end(self, epoch, logs=None):
-        del epoch, logs
         self._publish()
 
 

@@ -128,7 +128,6 @@ def bounded(seconds):
 
 
 def _on_signal(number, frame):
-    del number
     _received.set()
     if not _settings.exits or not _is_running():
         return

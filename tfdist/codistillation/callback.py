@@ -125,7 +125,6 @@ class Codistillation(keras.callbacks.Callback):
     # What Keras calls.
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        del logs
         model = self.model
         check_learns_from_teachers(model)
         cluster = getattr(model.distribute_strategy, "cluster", None)
@@ -171,13 +170,11 @@ class Codistillation(keras.callbacks.Callback):
     def on_train_batch_begin(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        del batch, logs
         self._finish_exchange()
 
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        del batch, logs
         if not self._is_ready:
             self._prepare()
         if self.model.traced_signature is None:
@@ -201,7 +198,6 @@ class Codistillation(keras.callbacks.Callback):
     def on_epoch_end(
         self, epoch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        del epoch
         if logs is None:
             return
         used = [
@@ -215,7 +211,6 @@ class Codistillation(keras.callbacks.Callback):
         )
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        del logs
         step = self._step()
         is_free = self._finish_exchange(wait=True)
         if (

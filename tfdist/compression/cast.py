@@ -31,7 +31,6 @@ class Cast(base.Codec):
         self.dtype = dtype
 
     def _state(self, size, dtype):
-        del size, dtype
         return {}
 
     def _encode(self, vector, state):
@@ -46,7 +45,6 @@ class Cast(base.Codec):
         return [self._decode]
 
     def _decode(self, message, size):
-        del size
         narrow = base.from_bytes(message.data, tf.as_dtype(self.dtype))
         return tf.cast(narrow, message.values.dtype)
 

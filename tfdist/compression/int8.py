@@ -49,7 +49,6 @@ class Int8(base.Codec):
         self.dense_below = checks.count("Int8: dense_below", dense_below, 0)
 
     def _state(self, size, dtype):
-        del size, dtype
         if self.rounding == "nearest":
             return {}
         return {"messages": tf.zeros([], tf.int64)}

@@ -142,7 +142,6 @@ class Threshold(base.Codec):
         return [self._decode_entries, self._decode_words, self._decode_map]
 
     def _decode_entries(self, message, size):
-        del size
         return self._sparse(base.from_bytes(message.data, tf.int32), message)
 
     def _decode_words(self, message, size):

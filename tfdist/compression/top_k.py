@@ -160,7 +160,6 @@ class TopK(base.Codec):
         return [self._decode_entries, self._decode_words]
 
     def _decode_entries(self, message, size):
-        del size
         return _sparse(base.from_bytes(message.data, tf.int32), message)
 
     def _decode_words(self, message, size):

@@ -125,7 +125,6 @@ class Correction(comparable.Comparable, abc.ABC):
         Raises:
           ValueError: They do not fit together.
         """
-        del synchronization, num_workers
         return self
 
     def check_optimizer(self, optimizer: keras.Optimizer) -> None:
@@ -138,7 +137,6 @@ class Correction(comparable.Comparable, abc.ABC):
         Raises:
           ValueError: With the reason.
         """
-        del optimizer
 
     def slots(self, shape: list[int], num_workers: int) -> dict[str, list[int]]:
         """Returns the slots of one parameter; all begin with zeros.
@@ -150,7 +148,6 @@ class Correction(comparable.Comparable, abc.ABC):
         Returns:
           A dict of slot name to shape, a list of ints.
         """
-        del shape, num_workers
         return {}
 
     @abc.abstractmethod
@@ -177,7 +174,6 @@ class Correction(comparable.Comparable, abc.ABC):
           rate: The learning rate of the rule, scalar tensor.
           slots: The `Slots` of the parameter.
         """
-        del before, after, rate, slots
 
     def look_ahead(self, parameter: tf.Tensor, slots: Slots) -> tf.Tensor:
         """Computes the look-ahead that a worker pulls as the parameter.
@@ -186,7 +182,6 @@ class Correction(comparable.Comparable, abc.ABC):
           parameter: Its value, a tensor.
           slots: Its `Slots`.
         """
-        del slots
         return parameter
 
     def for_workers(
@@ -201,7 +196,6 @@ class Correction(comparable.Comparable, abc.ABC):
         Returns:
           Such a dict, of the shapes that `slots` gives.
         """
-        del num_workers
         return slots
 
     def forget(self, worker: tf.Tensor, slots: Slots) -> None:
@@ -211,7 +205,6 @@ class Correction(comparable.Comparable, abc.ABC):
           worker: Its number, scalar int64 tensor.
           slots: The `Slots` of one parameter.
         """
-        del worker, slots
 
 
 def check_has_late_gradients(owner, synchronization, instead=""):

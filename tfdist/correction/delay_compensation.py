@@ -99,12 +99,10 @@ class DelayCompensation(base.Correction):
     def resolve(
         self, synchronization: Synchronization, num_workers: int
     ) -> base.Correction:
-        del num_workers
         base.check_has_late_gradients("DelayCompensation", synchronization)
         return self
 
     def slots(self, shape: list[int], num_workers: int) -> dict[str, list[int]]:
-        del num_workers
         return {} if self.variance_decay is None else {"mean_square": shape}
 
     def correct(self, late: base.LateGradient, slots: base.Slots) -> tf.Tensor:

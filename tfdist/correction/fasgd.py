@@ -92,7 +92,6 @@ class FASGD(base.Correction):
         )
 
     def slots(self, shape: list[int], num_workers: int) -> dict[str, list[int]]:
-        del num_workers
         names = ["deviation"]
         if self.estimator == "std":
             names += ["mean", "mean_of_squares"]

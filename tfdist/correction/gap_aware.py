@@ -61,12 +61,10 @@ class GapAware(base.Correction):
     def resolve(
         self, synchronization: Synchronization, num_workers: int
     ) -> base.Correction:
-        del num_workers
         base.check_has_late_gradients("GapAware", synchronization)
         return self
 
     def slots(self, shape: list[int], num_workers: int) -> dict[str, list[int]]:
-        del num_workers
         return {"mean_square": shape, "updates": [], "largest_rate": []}
 
     def correct(self, late: base.LateGradient, slots: base.Slots) -> tf.Tensor:

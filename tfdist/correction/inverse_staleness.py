@@ -46,7 +46,6 @@ class InverseStaleness(base.Correction):
         return tf.constant(self.factor, tf.float64) / late
 
     def correct(self, late: base.LateGradient, slots: base.Slots) -> tf.Tensor:
-        del slots
         return late.values * tf.cast(
             self.scale(late.staleness), late.values.dtype
         )

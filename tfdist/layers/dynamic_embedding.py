@@ -97,7 +97,6 @@ class DynamicEmbedding(keras.layers.Layer):
 
     def build(self, input_shape: Any = None) -> None:
         """Makes the table on the servers."""
-        del input_shape
         low, high = -_BOUND, _BOUND
         if self.initializer != "uniform":
             low = high = float(self.initializer)
@@ -155,7 +154,6 @@ class DynamicEmbedding(keras.layers.Layer):
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
         """Returns which ids are no padding, None without `mask_zero`."""
-        del previous_mask
         if not self.mask_zero or isinstance(inputs, tf.RaggedTensor):
             return None
         if isinstance(inputs, keras.KerasTensor):

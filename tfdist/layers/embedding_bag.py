@@ -83,7 +83,6 @@ class EmbeddingBag(keras.layers.Layer):
         self, inputs_shape: Any = None, weights_shape: Any = None
     ) -> None:
         """Builds the embedding, if no other layer has."""
-        del inputs_shape, weights_shape
         if not self.embedding.built:
             self.embedding.build((None,))
 
@@ -238,7 +237,6 @@ class EmbeddingBag(keras.layers.Layer):
 
     def compute_output_spec(self, inputs: Any, weights: Any = None) -> Any:
         """Returns shape and type of the output."""
-        del weights
         features = inputs if isinstance(inputs, dict) else {"inputs": inputs}
         outputs = {}
         for name, each in features.items():

@@ -136,7 +136,6 @@ class GossipChannel:
           staleness is the number of this worker's steps in which its exchange
           that has ended was under way, or 0.
         """
-        del before
         zero = tf.zeros([], tf.int64)
         if not self._roster.others:
             return after, tf.constant(False), zero, zero, zero, zero
@@ -377,7 +376,6 @@ class GossipChannel:
         Returns:
           The sum; numbers of exchanges and of bytes, int64.
         """
-        del kept
         if not self._roster.others:
             return vector, *[tf.zeros([], tf.int64)] * 2
         vector, since = self._section.execute(

@@ -30,5 +30,4 @@ class PeerJournal(journal.StepJournal):
 
     def figures(self, lane, sent, received, staleness):
         """Staleness, bytes sent and received; see `StepJournal`."""
-        del lane
         return int(staleness), int(sent), int(received)

@@ -147,7 +147,6 @@ class _PipelineExtended(one_replica.OneReplicaExtended):
             return fn(*args, **kwargs)
 
     def _replica_ctx_all_reduce(self, reduce_op, value, options=None):
-        del reduce_op, options
         return value
 
     def _replica_ctx_update(self, var, fn, args=(), kwargs=None, group=True):
@@ -161,18 +160,15 @@ class _PipelineExtended(one_replica.OneReplicaExtended):
         return self._update(var, fn, args, kwargs or {}, group)
 
     def _update(self, var, fn, args, kwargs, group):
-        del group
         with tf.device(var.device or None):
             return fn(var, *args, **kwargs)
 
     # Input.
 
     def _experimental_distribute_dataset(self, dataset, options):
-        del options
         return dataset
 
     def _distribute_datasets_from_function(self, dataset_fn, options):
-        del options
         return dataset_fn(tf.distribute.InputContext())
 
     # What it looks like from outside.

@@ -77,7 +77,6 @@ class Dot(Command):
     right: str
 
     def build(self, piece, numbers):
-        del numbers
         left = tf.cast(piece.read(self.left), tf.float64)
         right = tf.cast(piece.read(self.right), tf.float64)
         return tf.reduce_sum(left * right)[None]
@@ -104,7 +103,6 @@ class MaxNorm(Command):
     reduction = "max"
 
     def build(self, piece, numbers):
-        del numbers
         values = tf.abs(tf.cast(piece.read(self.vector), tf.float64))
         # A shard may have no element.
         return tf.reduce_max(tf.concat([values, [0.0]], 0))[None]
@@ -118,7 +116,6 @@ class Copy(Command):
     source: str
 
     def build(self, piece, numbers):
-        del numbers
         piece.write(self.target, piece.read(self.source))
 
 
@@ -164,7 +161,6 @@ class Multiply(Command):
     source: str
 
     def build(self, piece, numbers):
-        del numbers
         product = piece.read(self.target) * piece.read(self.source)
         piece.write(self.target, product)
 
@@ -198,7 +194,6 @@ class RowDots(Command):
     vectors: tuple[str, ...]
 
     def build(self, piece, numbers):
-        del numbers
         vectors = [
             tf.cast(piece.read(vector), tf.float64) for vector in self.vectors
         ]

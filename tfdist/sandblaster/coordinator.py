@@ -167,7 +167,6 @@ class Coordinator:
 
     def _take_over(self, progress, now):
         """No other process of the chief coordinates from now on."""
-        del now
         before = dict(progress)
         progress["term"] = self._fence.term
         return before
@@ -232,7 +231,6 @@ class Coordinator:
         }
 
         def replace(progress, now):
-            del now
             self._fence.refuse(progress.get("term"))
             progress.clear()
             progress.update(self._noted)
@@ -240,7 +238,6 @@ class Coordinator:
         self._progress.change(replace)
 
         def begin(board, now):
-            del now
             board["evaluation"] = max(
                 board.get("evaluation", 0), record.get("evaluations", 0)
             )
@@ -325,7 +322,6 @@ class Coordinator:
         """Tells the other workers that `fit` has ended."""
 
         def note(board, now):
-            del now
             if board.get("term") == self._fence.term:
                 board["ended"] = True
 
@@ -335,7 +331,6 @@ class Coordinator:
         """Replaces parts of the record of the minimization."""
 
         def replace(progress, now):
-            del now
             self._fence.refuse(progress.get("term", 0))
             progress.update(changes)
             return dict(progress)

@@ -79,7 +79,6 @@ class Evaluation:
         """
 
         def change(board, now):
-            del now
             self._fence.refuse(board.get("term", 0))
             close(board, done)
 
@@ -185,7 +184,6 @@ class Evaluation:
             return
 
         def give_back(board, now):
-            del now
             queue = work_queue.restored(board["queue"])
             queue.give_back(lost)
             board["queue"] = queue.state()

@@ -35,7 +35,7 @@ class SandblasterExtended(one_replica.WorkerExtended):
         return next_creator(**kwargs)
 
     def _validate_colocate_with_variable(self, colocate_with_variable):
-        del colocate_with_variable
+        pass
 
     # Steps.
 
@@ -47,23 +47,19 @@ class SandblasterExtended(one_replica.WorkerExtended):
             return fn(*args, **kwargs)
 
     def _replica_ctx_all_reduce(self, reduce_op, value, options=None):
-        del reduce_op, options
         return tf.nest.map_structure(one_replica.identity, value)
 
     def _update(self, var, fn, args, kwargs, group):
-        del group
         return fn(var, *args, **kwargs)
 
     # Input.
 
     def _experimental_distribute_dataset(self, dataset, options):
-        del options
         if private_keras_calls.data_request().purpose == "train":
             dataset = _whole(dataset)
         return shares.distribute(dataset, self._config, self._before_data)
 
     def _before_data(self, request, number):
-        del number
         purpose, frame, _ = request
         if purpose not in ("train", "evaluate"):
             return None
@@ -79,7 +75,6 @@ class SandblasterExtended(one_replica.WorkerExtended):
         return call + 1
 
     def _distribute_datasets_from_function(self, dataset_fn, options):
-        del dataset_fn, options
         raise NotImplementedError(
             "`distribute_datasets_from_function` must not be called under "
             "SandblasterStrategy, where each worker computes any portion of "

@@ -59,7 +59,6 @@ class Followers:
         """
 
         def change(rows, now):
-            del now
             rows[self._row] = number
 
         self._record.change(change)

@@ -224,7 +224,6 @@ class FixedStep(LineSearch):
 
     def search(self, value: float, slope: float, first: float) -> Search:
         """See `LineSearch.search`."""
-        del value, slope
         point = _at(first, (yield first))
         return first if math.isfinite(point.value) else None
 

@@ -19,7 +19,6 @@ class NoLoss:
     events = ()
 
     def call(self, function, put_back):
-        del put_back
         return function()
 
 
@@ -112,7 +111,6 @@ class ServerLoss:
         self._fence.explain(error)
 
         def put_all_back(shards, now):
-            del shards, now
             try:
                 put_back()
             except tf.errors.OpError as again:

@@ -135,7 +135,6 @@ class Shares:
 
     def next(self, worker, lost=()):
         """The next batch of a worker, None if there is none."""
-        del lost
         return next(self._own[worker], None)
 
     def arrived(self, batch):

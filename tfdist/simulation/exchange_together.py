@@ -144,7 +144,6 @@ class _AveragingPlayer(_Together):
         self._wait(worker, worker)
 
     def _seconds(self, items):
-        del items
         return self._ring(self.dense_bytes)
 
     def _meet(self, items):

@@ -140,7 +140,6 @@ class GradientPushes:
 
     def settle(self, server):
         """Brings the model up to date; its parameters are the server's."""
-        del server
         for variable, value in zip(
             self._variables, self._counting_state, strict=True
         ):

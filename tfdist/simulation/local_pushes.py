@@ -83,7 +83,6 @@ class LocalPushes:
 
     def push(self, job, ahead):
         """Returns what a job pushes, a `Push`; see `GradientPushes`."""
-        del ahead
         own = self._begun.pop(job.number)
         values, losses = self._take(job, own)
         self._counted = max(self._counted, job.local.counted + job.steps)

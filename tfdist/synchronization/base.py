@@ -49,7 +49,6 @@ class Synchronization(comparable.Comparable, abc.ABC):
         Raises:
           ValueError: They do not fit together.
         """
-        del num_workers
         return self
 
     def alone(self) -> "Synchronization":
@@ -66,7 +65,6 @@ class Synchronization(comparable.Comparable, abc.ABC):
         Args:
           num_workers: Workers that take part.
         """
-        del num_workers
         return 0
 
     @abc.abstractmethod

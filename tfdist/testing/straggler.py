@@ -139,7 +139,6 @@ class Straggler(keras.callbacks.Callback):
         return self._draw(self._new_streams(worker), count)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        del logs
         if self._streams is None:
             strategy = self.model.distribute_strategy
             cluster = getattr(strategy, "cluster", None)
@@ -150,7 +149,6 @@ class Straggler(keras.callbacks.Callback):
     def on_train_batch_begin(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        del batch, logs
         if self._streams is None:
             return
         (delay,) = self._draw(self._streams, 1)

@@ -135,7 +135,6 @@ class Submission:
             )
 
         def sleep(go_on):
-            del go_on
             with self._shared.on_server():
                 token = self._mailboxes.sleep(self._worker)
                 with tf.control_dependencies([token]):

@@ -170,7 +170,6 @@ class ExchangeBuilder:
 
     def _arrival(self, responses):
         """Number of the gradients among those of all, a scalar."""
-        del responses
         return tf.constant(-1, tf.int64)
 
     def _started(self, before):
@@ -236,7 +235,6 @@ class ExchangeBuilder:
 
     def _enclosed(self, replays, buffer):
         """Returns what is sent beside gradients: gradient -> position."""
-        del replays, buffer
         return {}
 
     def _apply(self, request):
@@ -421,7 +419,6 @@ class ExchangeBuilder:
           copies: List of (variable, `Piece` or None).
           values: List of what the server holds.
         """
-        del request, copies
         return values
 
     def _read_more(self, section):

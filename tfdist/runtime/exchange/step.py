@@ -199,7 +199,6 @@ class Step:
 
     def before_mutation(self, variable):
         """Called before a variable is assigned in the user's code."""
-        del variable
         self._here()
 
     def record_mutation(self, variable, kind, value, before):

@@ -123,7 +123,6 @@ class EagerStep(step_lib.Step):
 
     def exchange(self, graph, recorded, optimizer, barriers, settled):
         """Exchanges what was recorded; see `Step.exchange`."""
-        del graph, barriers
         pushed, ticketed = _Pushed(recorded), frozenset(self._ticketed)
         settled = None if settled is None else 0
 

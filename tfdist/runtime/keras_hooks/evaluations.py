@@ -141,7 +141,6 @@ class _AtEnd(keras.callbacks.Callback):
         self._function = function
 
     def _end(self, logs=None):
-        del logs
         # A list of the user's own may be used again. It is being gone through.
         self._callbacks.callbacks = [
             one for one in self._callbacks.callbacks if one is not self

@@ -151,7 +151,6 @@ class ParameterServerExtended(one_replica.WorkerExtended):
         numbers = [k for k, x in enumerate(flat) if isinstance(x, tf.Tensor)]
 
         def again(*previous):
-            del previous
             for step in steps:
                 step.put_back()
             result = self._record_once(fn, args, kwargs, [])
@@ -194,7 +193,6 @@ class ParameterServerExtended(one_replica.WorkerExtended):
             self._runtime.journal.note_training()
 
     def _replica_ctx_all_reduce(self, reduce_op, value, options=None):
-        del reduce_op, options
         if self._config.num_workers > 1:
             self._check_reduction()
         reduced = tf.nest.map_structure(one_replica.identity, value)
@@ -218,7 +216,6 @@ class ParameterServerExtended(one_replica.WorkerExtended):
         )
 
     def _update(self, var, fn, args, kwargs, group):
-        del group
         if not isinstance(var, ReplicaVariable):
             raise ValueError(
                 f"Variable {var.name!r} was created outside "
@@ -257,7 +254,6 @@ class ParameterServerExtended(one_replica.WorkerExtended):
     # Input.
 
     def _experimental_distribute_dataset(self, dataset, options):
-        del options
         before = functools.partial(
             data_hooks.before_data,
             self._runtime,
@@ -273,7 +269,6 @@ class ParameterServerExtended(one_replica.WorkerExtended):
         )
 
     def _distribute_datasets_from_function(self, dataset_fn, options):
-        del options
         return shares.from_function(dataset_fn, self._config)
 
     # What it looks like from outside.

@@ -22,7 +22,6 @@ class _Leave(keras.callbacks.Callback):
         self._others = others
 
     def _leave(self, *args, **kwargs):
-        del args, kwargs
         for one in self._others:
             if hasattr(one, "on_preemption"):
                 one.on_preemption()

@@ -186,7 +186,6 @@ class QueuedWork:
         """
 
         def change(board, now):
-            del now
             queue = portion_queue.restored(board) if board else None
             queue, answer = function(queue)
             if queue is not None:

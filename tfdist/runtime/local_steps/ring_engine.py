@@ -56,7 +56,6 @@ class RingEngine:
 
     def lanes_of(self, model):
         """Not empty once an optimizer has begun to train; see `follow`."""
-        del model
         return [self] * self._has_begun
 
     def is_open(self):
@@ -71,7 +70,6 @@ class RingEngine:
         With the steps that this worker has left. They wait for the end of
         their period where nobody has a batch and not all is over.
         """
-        del lanes
         if not self._ring.follows_chief:
             mine["chief"] = tail_lib.TRAINS
         local, inners = self.local, self.local.inners
@@ -118,7 +116,6 @@ class RingEngine:
 
     def note_met(self, lanes=None):
         """Called when all workers have met after their steps."""
-        del lanes
         self._met_at = self._journal.count
         self.local.end_own_values()
 
@@ -179,7 +176,6 @@ class RingEngine:
 
     def compare_model(self, moment, model):
         """Logs it if workers hold different values."""
-        del model
         try:
             self._consistency.compare(moment, self._read(moment), but="")
         except DifferentValuesError as error:

@@ -173,7 +173,6 @@ class TableVariable(ReplicaVariable):
 
         @tf.custom_gradient
         def spread(stand_in, rows):
-            del stand_in
 
             def gradient(upstream):
                 summed = routes.summed(upstream, where, tf.size(unique))
@@ -197,7 +196,6 @@ class TableVariable(ReplicaVariable):
 
     def gather_nd(self, indices, name=None):
         """Refuses; see `refusal`."""
-        del indices, name
         raise self.refusal("tf.gather_nd")
 
     def refusal(self, what):

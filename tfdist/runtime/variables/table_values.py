@@ -37,7 +37,6 @@ class PartitionSeed(keras.random.SeedGenerator):
 
     def next(self, ordered=True):
         """Returns the seed, int64 `(2,)`."""
-        del ordered
         seed, partition = self._pair
         return tf.stack([tf.constant(seed, tf.int64), partition])
 
