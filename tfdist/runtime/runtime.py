@@ -25,7 +25,6 @@ from tfdist.runtime.keras_hooks import queued_work
 from tfdist.runtime.local_steps import every_step
 from tfdist.runtime.recovery import no_recovery
 from tfdist.runtime.replicas import replica_sync
-from tfdist.runtime.variables import owner
 from tfdist.runtime.variables import server_functions
 from tfdist.runtime.variables import store
 from tfdist.runtime.variables import unused_models
@@ -84,7 +83,7 @@ class Parts:
     work: Factory = lambda _: queued_work.NoQueuedWork()
 
 
-class Runtime(owner.Owner):
+class Runtime:
     """The execution of one strategy on this process.
 
     Args:

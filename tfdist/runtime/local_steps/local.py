@@ -1,7 +1,8 @@
 """K local steps between exchanges, on one worker.
 
 What the replicas hold during a step and between steps: `OwnValues`. How what
-the steps come to reaches other workers: `Communication`.
+the steps come to reaches other workers: `ServerCommunication`, or
+`RingCommunication` without servers.
 """
 
 import functools
@@ -27,7 +28,7 @@ class Local:
       synchronization: The `Synchronization`, resolved.
       num_workers: Number of workers.
       worker_id: Number of this one.
-      communication: The `Communication`.
+      communication: The `ServerCommunication` or `RingCommunication`.
       build_workers: Builds, on a server, how many make up the cluster, a
         scalar float64; default: `num_workers`.
 
@@ -349,7 +350,7 @@ class Local:
         if self._own_values.after_write(variable):
             self._optimizers.was_set(variable)
 
-    # What a `Communication` asks for.
+    # What `ServerCommunication` and `RingCommunication` ask for.
 
     @property
     def has_own_values(self):

@@ -26,7 +26,7 @@ class LocalExchange:
       worker_id: Number of this one.
       build_workers: Builds, on a server, how many make up the cluster, a
         scalar float64.
-      communication: The `Communication`.
+      communication: The `ServerCommunication` or `RingCommunication`.
       shadow: Callable of a variable that gives its shadow, where the anchor is
         while a step runs.
     """

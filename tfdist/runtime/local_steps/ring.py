@@ -20,7 +20,7 @@ from tfdist.all_reduce import rates as rates_lib
 from tfdist.all_reduce import tail as tail_lib
 from tfdist.cluster import collective_sums
 from tfdist.runtime.exchange import exchange
-from tfdist.runtime.local_steps import communication
+from tfdist.runtime.local_steps import server_communication
 from tfdist.runtime.variables import traced_calls
 
 # A `Tail`; weight, number of an optimizer, and its square; float64.
@@ -43,7 +43,7 @@ class Called(NamedTuple):
 
 
 @dataclasses.dataclass
-class RingRound(communication.Round):
+class RingRound(server_communication.Round):
     """One exchange that is being built; see `Round`.
 
     Attributes:

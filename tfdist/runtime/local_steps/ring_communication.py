@@ -1,16 +1,16 @@
 """Local steps exchanged by workers of a cluster without servers."""
 
-from tfdist.runtime.local_steps import communication
 from tfdist.runtime.local_steps import ring as ring_lib
 
 
-class RingCommunication(communication.Communication):
-    """See `Communication`; an exchange needs all workers: none may end alone.
+class RingCommunication:
+    """See `ServerCommunication`, which has the same methods.
 
-    A worker whose epoch or `fit` is over takes part in the exchanges of the
-    others until theirs is, too. Where an exception has ended it, or a loop of
-    the user's own: in `barrier`, at the beginning of the next `fit`, at the
-    latest when the process ends.
+    An exchange needs all workers: none may end alone. A worker whose epoch or
+    `fit` is over takes part in the exchanges of the others until theirs is,
+    too. Where an exception has ended it, or a loop of the user's own: in
+    `barrier`, at the beginning of the next `fit`, at the latest when the
+    process ends.
 
     Args:
       ring: The `Ring`.
@@ -24,7 +24,7 @@ class RingCommunication(communication.Communication):
     # First values.
 
     def begin(self, local, optimizer, clock):
-        """See `Communication`: all workers wait for each other."""
+        """Waits until all workers begin."""
         if local.has_own_values:
             raise ValueError(
                 'With communication="ring" one optimizer trains at a time, '
@@ -38,7 +38,7 @@ class RingCommunication(communication.Communication):
         local.adopt_fresh()
 
     def check_eager(self):
-        """See `Communication`: all would begin after the first step."""
+        """Refuses eager steps: all would begin after the first step."""
         raise ValueError(
             'With communication="ring" and local steps no step may run '
             "eagerly: leave out run_eagerly=True, and call strategy.run in a "
@@ -46,32 +46,30 @@ class RingCommunication(communication.Communication):
         )
 
     def begin_fit(self, local, call, frame):
-        """See `Communication`: all begin with what the chief has."""
+        """All begin with what the chief has."""
         self._engine.local = local
         self._engine.fits.watch(frame, call)
 
     def call_in_fit(self, local, function, *args):
-        """See `Communication`: all end their epochs together."""
+        """All end their epochs together."""
         return self._engine.fits.call(function, *args)
 
     # An exchange.
 
     def build_round(self, inner):
-        """See `Communication`; a `RingRound`."""
+        """Returns a `RingRound`."""
         return self._ring.build_round(inner)
 
     def combine(self, inner, records, sent, this_round, finite):
-        """See `Communication`: means over all workers."""
+        """Builds means over all workers."""
         return self._ring.average(inner, records, this_round, finite)
 
     def exchange(self, inner, this_round, **kwargs):
-        """See `Communication`."""
         return ring_lib.RingExchange(this_round, **kwargs)
 
     # Outside of steps.
 
     def before_pull(self, local):
-        """See `Communication`."""
         if self.has_left(local):
             self.finish(local)
         # Nothing tells when a training loop of the user's own has ended.
@@ -79,7 +77,6 @@ class RingCommunication(communication.Communication):
         return not local.unpushed()
 
     def flush(self, local, last):
-        """See `Communication`."""
         if last or not self._engine.fits.is_running:
             self.finish(local)
         elif local.unpushed():
@@ -87,7 +84,7 @@ class RingCommunication(communication.Communication):
         local.show_anchor()
 
     def finish(self, local):
-        """See `Communication`: until nobody trains any more."""
+        """Takes part until nobody trains any more."""
         engine = self._engine
         engine.local = local
         engine.fits.end_abandoned()
@@ -96,14 +93,13 @@ class RingCommunication(communication.Communication):
             local.show_anchor()
 
     def has_left(self, local):
-        """See `Communication`: a call of `fit` that an exception has ended."""
+        """Whether an exception has ended a call of `fit`."""
         return self._engine.fits.has_abandoned
 
     def is_open(self, local):
-        """See `Communication`."""
         self._engine.local = local
         return self._engine.fits.is_running or self._engine.is_open()
 
     def release(self, local, inners):
-        """See `Communication`: when all have met since their last steps."""
+        """Whether all have met since their last steps."""
         return not self.is_open(local)

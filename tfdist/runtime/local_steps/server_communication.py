@@ -1,16 +1,30 @@
 """Local steps exchanged through parameter servers."""
 
+import dataclasses
 import functools
 
 import tensorflow as tf
 
 from tfdist.runtime.coordination import agreement
 from tfdist.runtime.exchange import step as step_lib
-from tfdist.runtime.local_steps import communication
 
 
-class ServerCommunication(communication.Communication):
-    """See `Communication`; each worker exchanges by itself, with the servers.
+@dataclasses.dataclass
+class Round:
+    """One exchange that is being built.
+
+    Attributes:
+      takes_part: Whether this worker has taken steps.
+    """
+
+    takes_part: bool
+
+
+class ServerCommunication:
+    """Exchanges of local steps with the servers, by each worker alone.
+
+    `RingCommunication` has the same methods, for workers without servers. A
+    `Local` calls them, and hands itself in as `local`.
 
     Args:
       store: The `ParameterStore`.
@@ -28,7 +42,16 @@ class ServerCommunication(communication.Communication):
     # First values: the servers have them.
 
     def begin(self, local, optimizer, clock):
-        """See `Communication`: the first worker leaves how it trains."""
+        """Called before an optimizer's first step; all workers begin alike.
+
+        Args:
+          local: The `Local`.
+          optimizer: The Keras optimizer.
+          clock: The optimizer's step counter.
+
+        Raises:
+          ValueError: Another worker trains in another way.
+        """
         mine = f"local_steps={local.method!r}"
         theirs = agreement.agree(
             self._store, "lock", f"local/{clock.ordinal}", mine
@@ -40,16 +63,27 @@ class ServerCommunication(communication.Communication):
             )
 
     def check_eager(self):
-        """See `Communication`: they can be."""
+        """Refuses eager steps where they cannot be exchanged: not here."""
 
     def begin_fit(self, local, call, frame):
-        """Does nothing."""
+        """Called when a call of `fit` has begun, maybe within another one.
+
+        Args:
+          local: The `Local`.
+          call: Its `RunningFit`.
+          frame: Its frame.
+        """
 
     def call_in_fit(self, local, function, *args):
-        """See `Communication`: what is left is exchanged when `fit` ends.
+        """Calls a `train_function` of `fit`; what is left is sent at its end.
 
         Others wait for it, and nobody knows when the script will do something
         that asks for it.
+
+        Args:
+          local: The `Local`.
+          function: Callable of `args`.
+          *args: What Keras hands it.
         """
         local.fit.before_end(functools.partial(local.flush, last=True))
         return function(*args)
@@ -57,15 +91,41 @@ class ServerCommunication(communication.Communication):
     # An exchange.
 
     def build_round(self, inner):
-        """See `Communication`."""
-        return communication.Round(takes_part=True)
+        """Builds the beginning of an exchange of this worker's steps.
+
+        Args:
+          inner: The `Inner` that has taken them.
+
+        Returns:
+          A `Round`.
+        """
+        return Round(takes_part=True)
 
     def combine(self, inner, records, sent, this_round, finite):
-        """See `Communication`: the servers combine what they are sent."""
+        """Builds what becomes of records before they are applied.
+
+        Args:
+          inner: The `Inner`.
+          records: List of `Update`, of one tensor each.
+          sent: The tensors that they have.
+          this_round: The `Round`.
+          finite: Whether what this worker has done is, a scalar bool tensor;
+            None if nobody has looked.
+
+        Returns:
+          Such a list, and the tensors that its members have.
+        """
+        # The servers combine what they are sent.
         return records, sent
 
     def exchange(self, inner, this_round, **kwargs):
-        """See `Communication`."""
+        """Returns the builder of an exchange.
+
+        Args:
+          inner: The `Inner`.
+          this_round: The `Round`.
+          **kwargs: See `ExchangeBuilder`.
+        """
         weight = None
         if self._averages and self._method.weighted:
             weight = tf.cast(inner.examples.read_value(), tf.float64)
@@ -74,7 +134,11 @@ class ServerCommunication(communication.Communication):
     # Outside of steps.
 
     def before_pull(self, local):
-        """See `Communication`."""
+        """Called before all replicas are refreshed.
+
+        Returns:
+          Whether they may be: not in the middle of a period within `fit`.
+        """
         if local.is_training() and local.unpushed():
             local.show_anchor()
             return False
@@ -82,24 +146,38 @@ class ServerCommunication(communication.Communication):
         return True
 
     def flush(self, local, last):
-        """See `Communication`."""
+        """Exchanges the steps that no exchange was due for.
+
+        Args:
+          local: The `Local`.
+          last: Whether this worker trains no more for now, so that nobody
+            waits for it.
+        """
         local.show_anchor()
         self._flush(local, local.inners, last)
 
     def finish(self, local):
-        """See `Communication`."""
+        """Called when this worker waits for all others to end training."""
         self.flush(local, last=True)
 
     def has_left(self, local):
-        """See `Communication`: of this worker."""
+        """Whether an ended `fit` has steps that are not exchanged yet."""
         return local.unpushed()
 
     def is_open(self, local):
-        """See `Communication`: the servers know for whom is waited."""
-        return False
+        """Whether others may wait for this worker, where only it knows."""
+        return False  # The servers know.
 
     def release(self, local, inners):
-        """See `Communication`."""
+        """Exchanges what optimizers have left that nobody uses any more.
+
+        Args:
+          local: The `Local`.
+          inners: List of their `Inner`.
+
+        Returns:
+          Whether they may be let go of.
+        """
         local.show_anchor()
         self._flush(local, inners, last=True)
         return True

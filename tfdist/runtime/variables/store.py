@@ -25,7 +25,7 @@ class ParameterStore(resources.Resources):
     """The variables of one strategy, on its servers and on this worker.
 
     Args:
-      owner: The `Owner`.
+      owner: The `Runtime`, which its variables tell what happens to them.
       namespace: Prefix of the resources' names, the same on all workers.
       devices: List of the servers' devices, at least one.
       worker_device: This worker's CPU.
