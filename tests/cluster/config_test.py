@@ -108,7 +108,7 @@ def test_accepted_variants_of_tensorflow():
         job={"args": []},
     )
     assert config == config_of(W2P1, "worker", 1)
-    assert config.rpc_layer == "grpc" and config.task_index == 1
+    assert config.task_index == 1
     ipv6 = read({"worker": ["[::1]:80"], "ps": ["[::1]:81"]}, W0)
     assert ipv6.ps_addresses == ("[::1]:81",)
     # A job without tasks is as good as none.
@@ -167,8 +167,6 @@ def test_arguments_are_checked_under_their_own_names():
         ClusterConfig(W2P1, "worker", 2)
     with pytest.raises(ClusterConfigError, match="ClusterConfig.spec"):
         ClusterConfig(None, "worker", 0)
-    with pytest.raises(ClusterConfigError, match="ClusterConfig.rpc_layer"):
-        ClusterConfig(W2P1, "worker", 0, rpc_layer="http")
     with pytest.raises(ClusterConfigError, match="ClusterConfig.task_type"):
         ClusterConfig({}, "ps", 0)
 

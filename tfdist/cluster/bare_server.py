@@ -3,9 +3,7 @@
 import time
 
 from absl import logging
-import tensorflow as tf
 
-from tfdist import quiet
 from tfdist.cluster import connection
 from tfdist.cluster import gpus
 from tfdist.cluster import versions
@@ -20,22 +18,9 @@ def start(config):
     Raises:
       OSError: The address cannot be served on.
     """
-    spec = {config.task_type: {config.task_index: config.address}}
-    with quiet.quietly():  # It logs its session configuration.
-        tf.config.experimental_connect_to_cluster(
-            tf.train.ClusterSpec(spec),
-            job_name=config.task_type,
-            task_index=config.task_index,
-            protocol=config.rpc_layer,
-        )
-    connection.start_runtime(config)
+    connection.start_alone(config)
     versions.leave(config)
-    logging.warning(
-        "%s serves on port %s of every network interface, without "
-        "authentication or encryption: keep it in a private network.",
-        config.task_name,
-        config.address.rsplit(":", 1)[1],
-    )
+    connection.warn_of_port(config)
 
 
 def serve(config, seconds):

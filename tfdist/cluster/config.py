@@ -19,14 +19,12 @@ _ARGUMENT_NAMES = tf_config.KeyNames(
     cluster="ClusterConfig.spec",
     task_type="ClusterConfig.task_type",
     task_index="ClusterConfig.task_index",
-    rpc_layer="ClusterConfig.rpc_layer",
     initial_workers="ClusterConfig.initial_workers",
 )
 _RESOLVER_NAMES = tf_config.KeyNames(
     cluster="cluster_resolver.cluster_spec()",
     task_type="cluster_resolver.task_type",
     task_index="cluster_resolver.task_id",
-    rpc_layer="cluster_resolver.rpc_layer",
     initial_workers="cluster_resolver.initial_workers",
 )
 
@@ -45,7 +43,6 @@ class ClusterConfig:
             servers. Jobs without tasks are left out.
         task_type: the job of this process.
         task_index: the index of this process in its job.
-        rpc_layer: the protocol, always `grpc`.
         initial_workers: how many of the workers, the first ones (the chief
             among them), are waited for when training begins and at its end;
             the others may join later. All by default.
@@ -61,21 +58,14 @@ class ClusterConfig:
     spec: Mapping[str, tuple[str, ...]]
     task_type: str
     task_index: int
-    rpc_layer: str = "grpc"
     initial_workers: int | None = None
 
     def __post_init__(self):
-        checked = tf_config.check(
-            (self.spec, self.task_type, self.task_index, self.rpc_layer),
-            _ARGUMENT_NAMES,
-        )
-        initial_workers = tf_config.check_initial_workers(
-            self.initial_workers, checked[0], _ARGUMENT_NAMES
-        )
-        for field, value in zip(
-            dataclasses.fields(self), (*checked, initial_workers), strict=True
-        ):
-            object.__setattr__(self, field.name, value)
+        fields = [field.name for field in dataclasses.fields(self)]
+        parts = [getattr(self, name) for name in fields]
+        checked = tf_config.check(parts, _ARGUMENT_NAMES)
+        for name, value in zip(fields, checked, strict=True):
+            object.__setattr__(self, name, value)
 
     @classmethod
     def from_tf_config(
@@ -102,11 +92,7 @@ class ClusterConfig:
         if parts is None:
             return cls.local()
         names = tf_config.TF_CONFIG_NAMES
-        checked = tf_config.check(parts[:4], names)
-        initial_workers = tf_config.check_initial_workers(
-            parts[4], checked[0], names
-        )
-        config = cls(*checked, initial_workers)
+        config = cls(*tf_config.check(parts, names))
         if needs_servers:
             tf_config.check_servers(config.spec, names)
         return config
@@ -146,17 +132,16 @@ class ClusterConfig:
         cluster = cluster_spec.as_dict() if cluster_spec else {}
         if not cluster:
             return cls.local()
-        parts = (
-            cluster,
-            _resolved(lambda: resolver.task_type, names.task_type),
-            _resolved(lambda: resolver.task_id, names.task_index),
-            _resolved(
-                lambda: getattr(resolver, "rpc_layer", None), names.rpc_layer
-            ),
+        task_type = _resolved(lambda: resolver.task_type, names.task_type)
+        task_index = _resolved(lambda: resolver.task_id, names.task_index)
+        protocol = "cluster_resolver.rpc_layer"
+        tf_config.check_rpc_layer(
+            _resolved(lambda: getattr(resolver, "rpc_layer", None), protocol),
+            protocol,
         )
-        checked = tf_config.check(parts, names)
-        initial_workers = _initial_workers(resolver, checked[0])
-        config = cls(*checked, initial_workers)
+        number, names = _initial_workers(resolver)
+        parts = cluster, task_type, task_index, number
+        config = cls(*tf_config.check(parts, names))
         if needs_servers:
             tf_config.check_servers(config.spec, names)
         return config
@@ -246,6 +231,17 @@ class ClusterConfig:
         return self._names("chief") + self._names("worker")
 
     @property
+    def worker_addresses(self) -> dict[str, str]:
+        """The tasks that train to their `host:port`, in the same order.
+
+        Empty for one process without a cluster.
+        """
+        if not self.spec:
+            return {}
+        addresses = *self.spec.get("chief", ()), *self.spec.get("worker", ())
+        return dict(zip(self.worker_names, addresses, strict=True))
+
+    @property
     def ps_names(self) -> tuple[str, ...]:
         """The parameter servers, as `/job:ps/task:0`."""
         return self._names("ps")
@@ -305,8 +301,8 @@ class ClusterConfig:
         return tuple(f"/job:{job}/task:{index}" for index in range(count))
 
 
-def _initial_workers(resolver: Any, spec: Mapping[str, tuple[str, ...]]) -> int:
-    """Returns how many workers there are at first, by a resolver."""
+def _initial_workers(resolver: Any) -> tuple[Any, tf_config.KeyNames]:
+    """Returns how many workers there are at first, and who says that."""
     names = _RESOLVER_NAMES
     number = _resolved(
         lambda: getattr(resolver, "initial_workers", None),
@@ -315,10 +311,11 @@ def _initial_workers(resolver: Any, spec: Mapping[str, tuple[str, ...]]) -> int:
     # By its name: this module does not import TensorFlow.
     kinds = {kind.__name__ for kind in type(resolver).__mro__}
     if number is None and "TFConfigClusterResolver" in kinds:
-        names = tf_config.TF_CONFIG_NAMES
+        said_by = tf_config.TF_CONFIG_NAMES.initial_workers
+        names = dataclasses.replace(names, initial_workers=said_by)
         config = tf_config.load(os.environ.get("TF_CONFIG", ""))
         number = config.get("initial_workers")
-    return tf_config.check_initial_workers(number, spec, names)
+    return number, names
 
 
 def _resolved(get, name: str) -> Any:

@@ -3,6 +3,7 @@
 import re
 import socket
 
+from absl import logging
 import tensorflow as tf
 
 from tfdist import private_tensorflow
@@ -10,6 +11,7 @@ from tfdist import quiet
 from tfdist.cluster import gpus
 from tfdist.cluster import helpers
 from tfdist.cluster import incarnation
+from tfdist.cluster import sessions
 from tfdist.cluster import tf_config
 from tfdist.cluster import waiting
 
@@ -93,16 +95,7 @@ def reconnect(config):
     if not _started:
         # A first connection to others that fails half-way leaves TensorFlow's
         # server behind, and no second one gets its port. Alone it does not.
-        with quiet.quietly():  # It logs its session configuration.
-            tf.config.experimental_connect_to_cluster(
-                tf.train.ClusterSpec(
-                    {config.task_type: {config.task_index: config.address}}
-                ),
-                job_name=config.task_type,
-                task_index=config.task_index,
-                protocol=config.rpc_layer,
-            )
-        start_runtime(config)
+        start_alone(config)
         _started.append(config)
     private_tensorflow.move_servers(config.ps_addresses, config.helpers)
 
@@ -136,6 +129,25 @@ def absent(config):
     ]
 
 
+def start_alone(config):
+    """Starts this process's server, which knows of no other task.
+
+    Args:
+      config: The `ClusterConfig`.
+
+    Raises:
+      OSError: It does not start.
+    """
+    spec = {config.task_type: {config.task_index: config.address}}
+    with quiet.quietly():  # It logs its session configuration.
+        tf.config.experimental_connect_to_cluster(
+            tf.train.ClusterSpec(spec),
+            job_name=config.task_type,
+            task_index=config.task_index,
+        )
+    start_runtime(config)
+
+
 def start_runtime(config):
     """Starts this process's server and makes its connections.
 
@@ -158,6 +170,30 @@ def start_runtime(config):
         ) from error
 
 
+def warn_of_port(config):
+    """Logs that anybody who reaches this process's server may use it."""
+    logging.warning(
+        "%s serves on port %s of every network interface, without "
+        "authentication or encryption: keep it in a private network.",
+        config.task_name,
+        config.address.rsplit(":", 1)[1],
+    )
+
+
+def another_cluster(config, other):
+    """The error of a process that is already a task of another cluster.
+
+    Args:
+      config: The `ClusterConfig` that is refused.
+      other: The one that this process has to stay with.
+    """
+    return tf_config.ClusterConfigError(
+        f"This process must stay {other.task_name} of a cluster of "
+        f"{other.num_workers} workers, and cannot take part in another one. "
+        f"Received: {config.task_name} of {config.num_workers}"
+    )
+
+
 def wait_for_listeners(kind, addresses, timeout):
     """Waits until every port is open.
 
@@ -174,13 +210,15 @@ def wait_for_listeners(kind, addresses, timeout):
     def all_listen():
         for name in list(missing):
             try:
-                if _listens(addresses[name]):
-                    del missing[name]
+                sessions.try_port(addresses[name], 2.0)
+                del missing[name]
             except socket.gaierror as error:
                 missing[name] = (
                     f"{kind} {name} at {addresses[name]} (this host name does "
                     f"not resolve: {error.strerror})"
                 )
+            except OSError:
+                pass
         return not missing
 
     waiting.wait_until(
@@ -189,17 +227,6 @@ def wait_for_listeners(kind, addresses, timeout):
         timeout=timeout,
         hint="Is it running, and is its address in TF_CONFIG right?",
     )
-
-
-def _listens(address):
-    host, port = address.rsplit(":", 1)
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), 2.0):
-            return True
-    except socket.gaierror:
-        raise
-    except OSError:
-        return False
 
 
 def _wait_for_servers(config, timeout):

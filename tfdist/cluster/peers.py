@@ -19,7 +19,6 @@ from tfdist import private_tensorflow
 from tfdist import quiet
 from tfdist.cluster import collective_sums
 from tfdist.cluster import connection
-from tfdist.cluster import tf_config
 
 _BEAT_SECONDS = 1.0
 # What a worker that ends has just sent is to arrive.
@@ -50,12 +49,7 @@ def join(config, timeout, worker_timeout):
     if config not in _joined:
         if _joined:
             (other,) = _joined
-            raise tf_config.ClusterConfigError(
-                f"This process must stay {other.task_name} of a cluster of "
-                f"{other.num_workers} workers, and cannot take part in "
-                f"another one. Received: {config.task_name} of "
-                f"{config.num_workers}"
-            )
+            raise connection.another_cluster(config, other)
         peers = Peers(config)
         peers.start(timeout)
         peers.look_after(worker_timeout)
@@ -77,15 +71,8 @@ class Peers:
 
     def __init__(self, config):
         self._config = config
-        self._addresses = {
-            name: address
-            for name, address in zip(
-                config.worker_names,
-                (*config.spec.get("chief", ()), *config.spec.get("worker", ())),
-                strict=True,
-            )
-            if name != config.task_name
-        }
+        self._addresses = config.worker_addresses
+        del self._addresses[config.task_name]
         self.num_workers = config.num_workers
         self.worker_id = config.worker_id
         self._stop = threading.Event()
@@ -107,7 +94,7 @@ class Peers:
             ).as_cluster_def(),
             job_name=config.task_type,
             task_index=config.task_index,
-            protocol=config.rpc_layer,
+            protocol="grpc",
             default_session_config=tf.compat.v1.ConfigProto(
                 device_filters=[config.task_name]
             ),
@@ -120,12 +107,7 @@ class Peers:
             private_tensorflow.enable_collectives(definition)
             connection.start_runtime(config)
         self.device = tf.config.list_logical_devices("CPU")[0].name
-        logging.warning(
-            "%s serves on port %s of every network interface, without "
-            "authentication or encryption: keep it in a private network.",
-            config.task_name,
-            config.address.rsplit(":", 1)[1],
-        )
+        connection.warn_of_port(config)
         connection.wait_for_listeners("worker", self._addresses, timeout)
         meet = tf.function(
             lambda: collective_sums.build(

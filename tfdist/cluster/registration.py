@@ -2,7 +2,6 @@
 
 import atexit
 import contextlib
-import sys
 
 import tensorflow as tf
 
@@ -11,6 +10,7 @@ from tfdist.cluster import member_table
 from tfdist.cluster import membership as membership_lib
 from tfdist.cluster import preemption
 from tfdist.cluster import refusal
+from tfdist.cluster import termination
 from tfdist.cluster import versions
 
 # One membership per cluster, however many strategies a script makes: the row
@@ -80,8 +80,7 @@ def _connect_anew(config, membership):
 
 
 def _leave(membership):
-    raised = getattr(sys, "last_type", None) or getattr(sys, "last_exc", None)
-    if raised:
+    if termination.script_has_failed():
         membership.leave(member_table.MemberState.FAILED)
     elif preemption.is_leaving():
         membership.leave(member_table.MemberState.LEFT)

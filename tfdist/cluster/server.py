@@ -5,9 +5,7 @@ import signal
 import time
 
 from absl import logging
-import tensorflow as tf
 
-from tfdist import quiet
 from tfdist.cluster import connection
 from tfdist.cluster import environment
 from tfdist.cluster import gpus
@@ -69,14 +67,7 @@ def serve(
     preemption.install(exits=False)
     environment.apply_to_server(os.environ)
     gpus.hide(config)
-    with quiet.quietly():  # It logs its session configuration.
-        tf.config.experimental_connect_to_cluster(
-            tf.train.ClusterSpec({"ps": {config.task_index: config.address}}),
-            job_name="ps",
-            task_index=config.task_index,
-            protocol=config.rpc_layer,
-        )
-    connection.start_runtime(config)
+    connection.start_alone(config)
     versions.leave(config)
     device = f"/job:ps/replica:0/task:{config.task_index}/device:CPU:0"
     names = member_table.names_of(config)
@@ -106,12 +97,7 @@ def serve(
     table.create()
     if kept is not None:
         kept.start()
-    logging.warning(
-        "%s serves on port %s of every network interface, without "
-        "authentication or encryption: keep it in a private network.",
-        config.task_name,
-        config.address.rsplit(":", 1)[1],
-    )
+    connection.warn_of_port(config)
     status = _wait_for_end(config, table, start_timeout)
     if kept is not None and status == 0:
         kept.finish()

@@ -121,22 +121,27 @@ def listens(address, seconds):
       seconds: After which it counts as absent.
     """
     try:
-        _connect(address, seconds)
+        try_port(address, seconds)
     except OSError:
         return False
     return True
 
 
+def try_port(address, seconds):
+    """Connects to what listens at `address`, and closes the connection.
+
+    Raises:
+      OSError: As of `socket.create_connection`.
+    """
+    host, port = address.rsplit(":", 1)
+    socket.create_connection((host.strip("[]"), port), seconds).close()
+
+
 def _check_that_it_listens(address, deadline):
     """TensorFlow would wait for who is not there."""
     try:
-        _connect(address, deadline.milliseconds() / 1000)
+        try_port(address, deadline.milliseconds() / 1000)
     except ConnectionRefusedError:
         raise
     except OSError:
         pass  # The session says what it is, if it does not get through.
-
-
-def _connect(address, seconds):
-    host, port = address.rsplit(":", 1)
-    socket.create_connection((host.strip("[]"), port), seconds).close()

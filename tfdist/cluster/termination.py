@@ -5,12 +5,20 @@ process.
 """
 
 import os
+import sys
 import time
 
 from tfdist.cluster import environment
 from tfdist.cluster import member_table
 
 _OVER = (member_table.MemberState.FINISHED, member_table.MemberState.LEFT)
+
+
+def script_has_failed():
+    """Whether an exception has ended this process's program."""
+    return bool(
+        getattr(sys, "last_type", None) or getattr(sys, "last_exc", None)
+    )
 
 
 def is_over(

@@ -20,6 +20,7 @@ only have other names for the keys. This module does not import TensorFlow.
 """
 
 from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 import json
 from typing import Any
@@ -50,14 +51,12 @@ class KeyNames:
         cluster: name of the mapping of jobs to addresses.
         task_type: name of the type of this task.
         task_index: name of the index of this task.
-        rpc_layer: name of the protocol.
         initial_workers: name of the number of workers at the beginning.
     """
 
     cluster: str
     task_type: str
     task_index: str
-    rpc_layer: str
     initial_workers: str
 
 
@@ -65,12 +64,11 @@ TF_CONFIG_NAMES = KeyNames(
     cluster='TF_CONFIG["cluster"]',
     task_type='TF_CONFIG["task"]["type"]',
     task_index='TF_CONFIG["task"]["index"]',
-    rpc_layer='TF_CONFIG["rpc_layer"]',
     initial_workers='TF_CONFIG["initial_workers"]',
 )
 
 
-def parse_tf_config(text: str) -> tuple[Any, Any, Any, Any, Any] | None:
+def parse_tf_config(text: str) -> tuple[Any, Any, Any, Any] | None:
     """Splits the text of `TF_CONFIG` into its parts, unchecked.
 
     Keys beside `type` and `index` in `task` are ignored, because platforms
@@ -80,8 +78,8 @@ def parse_tf_config(text: str) -> tuple[Any, Any, Any, Any, Any] | None:
         text: the value of the environment variable.
 
     Returns:
-        `(cluster, task_type, task_index, rpc_layer, initial_workers)`, or
-        `None` where the text names no cluster.
+        `(cluster, task_type, task_index, initial_workers)`, or `None` where
+        the text names no cluster.
 
     Raises:
         ClusterConfigError: if the text is malformed.
@@ -99,10 +97,9 @@ def parse_tf_config(text: str) -> tuple[Any, Any, Any, Any, Any] | None:
         raise refusal(
             'TF_CONFIG["task"]', 'be an object with "type" and "index"', task
         )
-    rpc_layer = config.get("rpc_layer")
+    check_rpc_layer(config.get("rpc_layer"), 'TF_CONFIG["rpc_layer"]')
     if not cluster:
         _refuse_task_without_cluster(task)
-        check_rpc_layer(rpc_layer, TF_CONFIG_NAMES)
         return None
     for key, allowed in (
         ("type", f"be one of {', '.join(JOBS)}"),
@@ -113,8 +110,7 @@ def parse_tf_config(text: str) -> tuple[Any, Any, Any, Any, Any] | None:
                 f'TF_CONFIG["task"]["{key}"] must {allowed}. Received: '
                 f'TF_CONFIG["task"]={shown(task)}, where it is missing.'
             )
-    initial_workers = config.get("initial_workers")
-    return cluster, task["type"], task["index"], rpc_layer, initial_workers
+    return cluster, task["type"], task["index"], config.get("initial_workers")
 
 
 def load(text: str) -> dict[str, Any]:
@@ -152,13 +148,13 @@ def load(text: str) -> dict[str, Any]:
 
 
 def check(
-    parts: tuple[Any, Any, Any, Any], names: KeyNames
-) -> tuple[dict[str, tuple[str, ...]], str, int, str]:
+    parts: Sequence[Any], names: KeyNames
+) -> tuple[dict[str, tuple[str, ...]], str, int, int]:
     """Checks a whole description.
 
     Args:
-        parts: `(cluster, task_type, task_index, rpc_layer)`; the cluster is
-            empty for one process without servers.
+        parts: `(cluster, task_type, task_index, initial_workers)`; the cluster
+            is empty for one process without servers.
         names: what the user calls them.
 
     Returns:
@@ -167,10 +163,11 @@ def check(
     Raises:
         ClusterConfigError: if anything is not allowed.
     """
-    cluster, task_type, task_index, rpc_layer = parts
+    cluster, task_type, task_index, initial_workers = parts
     spec = {} if cluster == {} else check_spec(cluster, names)
     task_type, task_index = check_task(task_type, task_index, spec, names)
-    return spec, task_type, task_index, check_rpc_layer(rpc_layer, names)
+    number = check_initial_workers(initial_workers, spec, names)
+    return spec, task_type, task_index, number
 
 
 def check_spec(cluster: Any, names: KeyNames) -> dict[str, tuple[str, ...]]:
@@ -265,19 +262,18 @@ def check_task(
     return task_type, task_index
 
 
-def check_rpc_layer(rpc_layer: Any, names: KeyNames) -> str:
-    """Returns `"grpc"`; refuses every other protocol.
+def check_rpc_layer(rpc_layer: Any, name: str) -> None:
+    """Refuses every protocol but gRPC.
 
     Args:
         rpc_layer: the protocol, `None` or empty for the default.
-        names: what the user calls it.
+        name: what the user calls it.
 
     Raises:
         ClusterConfigError: if it is another one.
     """
-    if rpc_layer is None or rpc_layer == "" or rpc_layer == "grpc":
-        return "grpc"
-    raise refusal(names.rpc_layer, "be 'grpc'", rpc_layer)
+    if rpc_layer not in (None, "", "grpc"):
+        raise refusal(name, "be 'grpc'", rpc_layer)
 
 
 def check_initial_workers(

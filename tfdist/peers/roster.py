@@ -35,13 +35,9 @@ class Roster:
         self.worker_id = config.worker_id
         self.num_workers = config.num_workers
         self.names = config.worker_names
-        addresses = (
-            *config.spec.get("chief", ()),
-            *config.spec.get("worker", ()),
-        )
         # None of one process without a cluster.
         self.places = []
-        for name, address in zip(self.names, addresses, strict=False):
+        for name, address in config.worker_addresses.items():
             job, _, task = name.removeprefix("/job:").partition("/task:")
             self.places.append((address, job, int(task)))
         self.incarnation = random.SystemRandom().randrange(1, 2**31)

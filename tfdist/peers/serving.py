@@ -2,7 +2,6 @@
 
 from tfdist.cluster import bare_server
 from tfdist.cluster import connection
-from tfdist.cluster import tf_config
 
 # A process starts its server once.
 _started = []
@@ -23,16 +22,11 @@ def start(config, timeout, first):
     """
     if _started and _started != [config]:
         (other,) = _started
-        raise tf_config.ClusterConfigError(
-            f"This process must stay {other.task_name} of a cluster of "
-            f"{other.num_workers} workers, and cannot take part in another "
-            f"one. Received: {config.task_name} of {config.num_workers}"
-        )
+        raise connection.another_cluster(config, other)
     if not _started:
         bare_server.start(config)
         _started.append(config)
-    addresses = *config.spec.get("chief", ()), *config.spec.get("worker", ())
-    others = dict(zip(config.worker_names, addresses, strict=True))
+    others = config.worker_addresses
     for name in (config.task_name, *config.worker_names[first:]):
         others.pop(name, None)
     connection.wait_for_listeners("worker", others, timeout)

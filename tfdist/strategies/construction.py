@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import os
 import sys
 import warnings
 
@@ -14,9 +15,12 @@ from tfdist import checks
 from tfdist import nonfinite_log
 from tfdist.cluster import config as config_lib
 from tfdist.cluster import connection
+from tfdist.cluster import helper_server
 from tfdist.cluster import peers
 from tfdist.cluster import preemption
 from tfdist.cluster import registration
+from tfdist.cluster import server
+from tfdist.cluster import termination
 from tfdist.cluster import tf_config
 from tfdist.data_shares import strategy_order
 from tfdist.runtime import compose
@@ -24,6 +28,7 @@ from tfdist.runtime.keras_hooks import chief_decisions
 from tfdist.runtime.keras_hooks import outside_scope
 from tfdist.runtime.keras_hooks import preemption_exit
 from tfdist.runtime.variables import table
+from tfdist.strategies import fault_tolerance
 
 _strategies = itertools.count()
 # The launcher's flag that leaves a job out.
@@ -266,6 +271,31 @@ def resolver_of(resolver, config):
     return tf.distribute.cluster_resolver.TFConfigClusterResolver()
 
 
+def serve_if_server(config, tolerance, writes_on_command=False):
+    """Serves, and ends the process, on a task that is there for workers.
+
+    Args:
+      config: The `ClusterConfig`.
+      tolerance: A `FaultTolerance`.
+      writes_on_command: See `tfdist.cluster.server.serve`.
+    """
+    if config.is_ps:
+        snapshot_dir, snapshot_every = fault_tolerance.snapshots_of(
+            tolerance, os.environ
+        )
+        sys.exit(
+            server.serve(
+                config,
+                start_timeout=tolerance.start_timeout,
+                snapshot_dir=snapshot_dir,
+                snapshot_every=snapshot_every,
+                writes_on_command=writes_on_command,
+            )
+        )
+    if config.is_helper:
+        sys.exit(helper_server.serve(config, tolerance.start_timeout))
+
+
 def connect(config, look_up, needs_servers, tolerance):
     """Connects a worker or an evaluator to the others.
 
@@ -311,8 +341,7 @@ def end_local_steps(reference):
       reference: Weak reference to the `Local`.
     """
     steps = reference()
-    raised = getattr(sys, "last_type", None) or getattr(sys, "last_exc", None)
-    if steps is None or raised:
+    if steps is None or termination.script_has_failed():
         return
     try:
         steps.finish()

@@ -1,15 +1,11 @@
 """Batch optimization with a coordinator, as users construct it."""
 
 import contextlib
-import os
-import sys
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist import checks
-from tfdist.cluster import helper_server
-from tfdist.cluster import server
 from tfdist.cluster import tf_config
 from tfdist.sandblaster import extended
 from tfdist.sandblaster import training as training_lib
@@ -76,28 +72,14 @@ class SandblasterStrategy(whole_cluster.ClusterMixin, tf.distribute.Strategy):
         backup_after = checks.number(
             "backup_after", backup_after, lambda x: x > 1, "above 1"
         )
-        tolerance = fault_tolerance or FaultTolerance()
+        tolerance = fault_tolerance_lib.checked(fault_tolerance)
         config, look_up = construction.cluster(cluster_resolver, True)
         if "evaluator" in config.spec:
             raise tf_config.ClusterConfigError(
                 'TF_CONFIG["cluster"] must have no job "evaluator" for '
                 f"SandblasterStrategy. Received: jobs {list(config.spec)}"
             )
-        if config.is_ps:
-            directory, every = fault_tolerance_lib.snapshots_of(
-                tolerance, os.environ
-            )
-            sys.exit(
-                server.serve(
-                    config,
-                    start_timeout=tolerance.start_timeout,
-                    snapshot_dir=directory,
-                    snapshot_every=every,
-                    writes_on_command=True,
-                )
-            )
-        if config.is_helper:
-            sys.exit(helper_server.serve(config, tolerance.start_timeout))
+        construction.serve_if_server(config, tolerance, writes_on_command=True)
         self._cluster = config
         self._resolver = construction.resolver_of(cluster_resolver, config)
         connections = construction.connect(config, look_up, True, tolerance)

@@ -3,8 +3,6 @@
 import atexit
 from collections.abc import Callable
 from collections.abc import Sequence
-import os
-import sys
 from typing import Any
 from typing import Literal
 import weakref
@@ -14,9 +12,7 @@ import tensorflow as tf
 from typing_extensions import Unpack
 
 from tfdist.averaging import LocalSteps
-from tfdist.cluster import helper_server
 from tfdist.cluster import preemption
-from tfdist.cluster import server
 from tfdist.cluster import status_file
 from tfdist.correction import Correction
 from tfdist.runtime import compose
@@ -199,20 +195,7 @@ class ParameterServerStrategy(
         portions = construction.portions(
             self._method, decisions, work, portions_per_worker
         )
-        if config.is_ps:
-            snapshot_dir, snapshot_every = fault_tolerance_lib.snapshots_of(
-                tolerance, os.environ
-            )
-            sys.exit(
-                server.serve(
-                    config,
-                    start_timeout=tolerance.start_timeout,
-                    snapshot_dir=snapshot_dir,
-                    snapshot_every=snapshot_every,
-                )
-            )
-        if config.is_helper:
-            sys.exit(helper_server.serve(config, tolerance.start_timeout))
+        construction.serve_if_server(config, tolerance)
         self._resolver = construction.resolver_of(cluster_resolver, config)
         connections = construction.connect(
             config, look_up, resolved.needs_servers, tolerance

@@ -3,7 +3,6 @@
 import atexit
 from collections.abc import Callable
 import contextlib
-import sys
 from typing import Any
 import weakref
 
@@ -18,6 +17,7 @@ from tfdist.all_reduce import nonfinite as nonfinite_lib
 from tfdist.all_reduce import state as state_lib
 from tfdist.cluster import reports
 from tfdist.cluster import status_file
+from tfdist.cluster import termination
 from tfdist.saving import refusals
 from tfdist.strategies import construction
 from tfdist.strategies import fault_tolerance as fault_tolerance_lib
@@ -264,8 +264,8 @@ def _end(reference):
       reference: Weak reference to the engine.
     """
     engine = reference()
-    raised = getattr(sys, "last_type", None) or getattr(sys, "last_exc", None)
-    if engine is None or raised or not engine.has_trained:
+    failed = termination.script_has_failed()
+    if engine is None or failed or not engine.has_trained:
         return
     try:
         engine.barrier()
