@@ -5,6 +5,7 @@ import weakref
 
 import keras
 
+from tfdist import own_callbacks
 from tfdist import private_keras_calls
 from tfdist import thread_frames
 
@@ -74,7 +75,7 @@ class RunningFit:
             return
         callbacks = private_keras_calls.callbacks_of(frame)
         if isinstance(callbacks, keras.callbacks.CallbackList):
-            callbacks.callbacks.append(_AtEnd(callbacks, function))
+            own_callbacks.at_end(callbacks, ["on_train_end"], function)
 
     def is_over(self):
         """Whether it has returned or raised."""
@@ -95,19 +96,3 @@ class RunningFit:
 
     def _is_it(self, frame):
         return (id(frame), frame.f_code) == self._frame
-
-
-class _AtEnd(keras.callbacks.Callback):
-    """Calls a function when training has ended, and is gone."""
-
-    def __init__(self, callbacks, function):
-        super().__init__()
-        self._callbacks = callbacks
-        self._function = function
-
-    def on_train_end(self, logs=None):
-        # A list of the user's own may be used again. It is being gone through.
-        self._callbacks.callbacks = [
-            one for one in self._callbacks.callbacks if one is not self
-        ]
-        self._function()

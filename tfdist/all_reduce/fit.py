@@ -11,6 +11,7 @@ import itertools
 from absl import logging
 import keras
 
+from tfdist import own_callbacks
 from tfdist import private_keras_calls
 from tfdist.all_reduce import tail as tail_lib
 from tfdist.all_reduce.consistency import DifferentValuesError
@@ -143,17 +144,30 @@ class Fit:
                 "CallbackList, by which workers without servers end epochs. "
                 f"Received: {self._callbacks!r}"
             )
-        ours = (_First, _Last)
-        kept = [c for c in self._callbacks.callbacks if not isinstance(c, ours)]
-        last = _Last(self)
-        if any(_acts_on_batches(callback) for callback in kept):
-            last = _LastOfBatches(self)
-        # A callback that trains a batch is in a loop over the old list.
-        self._callbacks.callbacks = [_First(self), *kept, last]
+        self._put_around_callbacks()
         model = self._model
         self._engine.read_told()  # Of steps before this call.
         optimizers = [] if model.optimizer is None else [model.optimizer]
         self._engine.adopt_model(Moment.FIT, model, optimizers)
+
+    def _put_around_callbacks(self):
+        first = {
+            "on_test_begin": lambda logs=None: self.meet(),
+            "on_epoch_end": lambda epoch, logs=None: self.meet(),
+            "on_train_end": lambda logs=None: self.end(),
+        }
+        last = {
+            "on_epoch_end": lambda epoch, logs=None: self.decide(),
+            "on_train_end": lambda logs=None: self.finish(),
+        }
+        users = own_callbacks.others(self._callbacks, __name__)
+        # Callbacks may stop training between batches. Keras turns the logs of
+        # each batch into numbers where any callback sees them.
+        if any(_acts_on_batches(callback) for callback in users):
+            last["on_train_batch_end"] = lambda batch, logs=None: (
+                self.ignore_own_stop()
+            )
+        own_callbacks.put_around(self._callbacks, __name__, first, last)
 
     def call(self, function, *args):
         """Calls the `train_function`."""
@@ -275,48 +289,6 @@ class Fit:
         """Called when all callbacks have seen the end of training."""
         self.close()
         self._on_close(self)
-
-
-class _First(keras.callbacks.Callback):
-    """Called before the user's callbacks."""
-
-    def __init__(self, fit):
-        super().__init__()
-        self._fit = fit
-
-    def on_test_begin(self, logs=None):
-        self._fit.meet()
-
-    def on_epoch_end(self, epoch, logs=None):
-        self._fit.meet()
-
-    def on_train_end(self, logs=None):
-        self._fit.end()
-
-
-class _Last(keras.callbacks.Callback):
-    """Called after the user's callbacks."""
-
-    def __init__(self, fit):
-        super().__init__()
-        self._fit = fit
-
-    def on_epoch_end(self, epoch, logs=None):
-        self._fit.decide()
-
-    def on_train_end(self, logs=None):
-        self._fit.finish()
-
-
-class _LastOfBatches(_Last):
-    """The same, where callbacks may stop training between batches.
-
-    Keras turns the logs of each batch into numbers where any callback sees
-    them.
-    """
-
-    def on_train_batch_end(self, batch, logs=None):
-        self._fit.ignore_own_stop()
 
 
 def _acts_on_batches(callback):

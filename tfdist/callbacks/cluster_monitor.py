@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist import own_callbacks
 from tfdist import private_keras_calls
 from tfdist.callbacks import summary as summary_lib
 from tfdist.cluster import preemption
@@ -238,28 +239,16 @@ class ClusterMonitor(keras.callbacks.Callback):
                     )
 
 
-class _First(keras.callbacks.Callback):
+def _publish_first(publish):
     """Publishes an epoch's metrics before another callback resets them.
 
     A callback that evaluates the model does, and may come before the monitor.
     """
-
-    def __init__(self, publish):
-        super().__init__()
-        self._publish = publish
-
-    def on_epoch_end(self, epoch, logs=None):
-        self._publish()
-
-
-def _publish_first(publish):
-    """Puts a `_First` before all callbacks of the `fit` under way."""
     call = private_keras_calls.fit_under_way()
     listed = call and private_keras_calls.callbacks_of(call)
     if isinstance(listed, keras.callbacks.CallbackList):
-        kept = [one for one in listed.callbacks if not isinstance(one, _First)]
-        # Keras is in a loop over the old list.
-        listed.callbacks = [_First(publish), *kept]
+        first = {"on_epoch_end": lambda epoch, logs=None: publish()}
+        own_callbacks.put_around(listed, __name__, first)
 
 
 def _event_writer(directory):

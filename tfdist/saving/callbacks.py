@@ -12,6 +12,7 @@ from absl import logging
 import keras
 
 from tfdist import dynamic_subclasses
+from tfdist import own_callbacks
 from tfdist.cluster import waiting
 
 _RESTORE_SECONDS = 20.0
@@ -40,9 +41,7 @@ def see(callbacks, files):
       callbacks: What `fit`, `evaluate` or `predict` was given.
       files: The `Files`.
     """
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks = callbacks.callbacks
-    for callback in keras.tree.flatten(callbacks or []):
+    for callback in own_callbacks.listed(callbacks):
         # As it was given, in case that it has been used before.
         for name, value in vars(callback).pop(_GIVEN, {}).items():
             setattr(callback, name, value)

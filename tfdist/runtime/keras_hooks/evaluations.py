@@ -8,6 +8,7 @@ From one epoch to the next that cannot be: updates of others are in between.
 
 import keras
 
+from tfdist import own_callbacks
 from tfdist import private_keras_calls
 from tfdist import running_fit
 from tfdist.null_methods import nothing
@@ -35,9 +36,7 @@ class OwnEvaluations:
         Raises:
           ValueError: There is one.
         """
-        if isinstance(callbacks, keras.callbacks.CallbackList):
-            callbacks = callbacks.callbacks
-        for callback in keras.tree.flatten(callbacks or []):
+        for callback in own_callbacks.listed(callbacks):
             if (
                 isinstance(callback, keras.callbacks.SwapEMAWeights)
                 and callback.swap_on_epoch
@@ -78,7 +77,8 @@ class OwnEvaluations:
         self._call = running_fit.RunningFit(frame)
         callbacks = private_keras_calls.callbacks_of(frame)
         if isinstance(callbacks, keras.callbacks.CallbackList):
-            callbacks.callbacks.append(_AtEnd(callbacks, self._restore))
+            ends = ["on_test_end", "on_predict_end"]
+            own_callbacks.at_end(callbacks, ends, self._restore)
 
     def restore_if_over(self):
         """Called where the call may have ended, by an exception for example."""
@@ -130,21 +130,3 @@ class EvaluationStep:
     def update(self, variable, fn, args, kwargs):
         """Updates the replica."""
         fn(variable, *args, **kwargs)
-
-
-class _AtEnd(keras.callbacks.Callback):
-    """Calls a function when all callbacks have seen the end of the call."""
-
-    def __init__(self, callbacks, function):
-        super().__init__()
-        self._callbacks = callbacks
-        self._function = function
-
-    def _end(self, logs=None):
-        # A list of the user's own may be used again. It is being gone through.
-        self._callbacks.callbacks = [
-            one for one in self._callbacks.callbacks if one is not self
-        ]
-        self._function()
-
-    on_test_end = on_predict_end = _end

@@ -11,6 +11,7 @@ import weakref
 from absl import logging
 import keras
 
+from tfdist import own_callbacks
 from tfdist import private_keras
 from tfdist import private_keras_calls
 from tfdist.cluster import fit_progress
@@ -58,7 +59,9 @@ class FitPosition:
         self._start, self._left_out = _START, 0
         self._first_epoch = private_keras_calls.initial_epoch_of(frame)
         self._end_epoch = private_keras_calls.epochs_of(frame)
-        callbacks = _listed(private_keras_calls.callbacks_of(frame))
+        callbacks = own_callbacks.listed(
+            private_keras_calls.callbacks_of(frame)
+        )
         self.reads_backup = any(map(_is_backup, callbacks))
         self.reads_checkpoint = any(
             hasattr(one, "resumed_epoch") for one in callbacks
@@ -153,12 +156,6 @@ class FitPosition:
         model, self._set_on = self._set_on(), lambda: None
         if model is not None:
             private_keras.set_initial_epoch(model, None)
-
-
-def _listed(callbacks):
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks = callbacks.callbacks
-    return keras.tree.flatten(callbacks)
 
 
 def _is_backup(callback):

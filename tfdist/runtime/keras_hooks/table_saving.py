@@ -5,6 +5,7 @@ What they cannot do is refused before anything is trained.
 
 import keras
 
+from tfdist import own_callbacks
 from tfdist.runtime.variables.variables import Role
 
 
@@ -33,10 +34,8 @@ def check(tables, callbacks):
     """
     if not tables:
         return
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks = callbacks.callbacks
     largest = max(tables, key=lambda table: table.num_bytes)
-    for callback in keras.tree.flatten(callbacks or []):
+    for callback in own_callbacks.listed(callbacks):
         name = type(callback).__name__
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             raise largest.refusal_to_save(
