@@ -8,17 +8,12 @@ import tensorflow as tf
 
 from tfdist import model_optimizers
 from tfdist import private_tensorflow
+from tfdist import variable_names
 from tfdist.saving import models
 from tfdist.saving import refusals
 
-_SEED_STRIDE = 7919
-_SEEDS = 2**31
-_SEED = "seed_generator_state"
 _RATE = "learning_rate"
 _STEPS = "iteration"
-_ACCUMULATOR = "gradient_accumulator"
-
-
 _AGGREGATED = (tf.VariableAggregation.MEAN, tf.VariableAggregation.SUM)
 
 
@@ -50,10 +45,10 @@ def kind_of(
         worker alone.
     """
     if isinstance(maker, keras.optimizers.Optimizer):
-        is_own = sums_own_gradients and _leaf(name).endswith(_ACCUMULATOR)
+        is_own = sums_own_gradients and variable_names.is_accumulator(name)
         return Kind.OWN if is_own else Kind.OPTIMIZER
     is_metric = synchronization == tf.VariableSynchronization.ON_READ
-    if is_metric or _leaf(name) == _SEED:
+    if is_metric or variable_names.is_seed(name):
         return Kind.OWN
     is_shared = maker is not None or trainable or aggregation in _AGGREGATED
     return Kind.SHARED if is_shared else Kind.OWN
@@ -82,12 +77,14 @@ class WorkerVariable(private_tensorflow.ResourceVariable):
     @property
     def is_rate(self):
         """Whether it is a learning rate: the chief's counts for all."""
-        return self.kind is Kind.OPTIMIZER and _leaf(self.name) == _RATE
+        is_rate = variable_names.leaf(self.name) == _RATE
+        return is_rate and self.kind is Kind.OPTIMIZER
 
     def see_accumulation(self, maker):
         """Notes which optimizer has made it, if that sums own gradients."""
         steps = getattr(maker, "gradient_accumulation_steps", None)
-        if self._engine.sums_own_gradients and _leaf(self.name) == _STEPS:
+        counts = variable_names.leaf(self.name) == _STEPS
+        if counts and self._engine.sums_own_gradients:
             self.steps_of_update = steps or 1
 
     def at_begin_of_update(self, value):
@@ -102,22 +99,18 @@ class WorkerVariable(private_tensorflow.ResourceVariable):
     @property
     def is_accumulator(self):
         """Whether it is the sum of own gradients, yet to be applied."""
-        return self.kind is Kind.OWN and _leaf(self.name).endswith(_ACCUMULATOR)
+        is_sum = variable_names.is_accumulator(self.name)
+        return is_sum and self.kind is Kind.OWN
 
     @property
     def is_seed(self):
         """Whether it is the state of a Keras `SeedGenerator`."""
-        return _leaf(self.name) == _SEED
+        return variable_names.is_seed(self.name)
 
     def spread_seed(self, worker):
-        """Gives a worker a random stream of its own, the first Keras's.
-
-        Workers are seeded alike; the same dropout masks on all would waste
-        their number.
-        """
-        seed, *rest = self.numpy().tolist()
-        seed = (seed + worker * _SEED_STRIDE) % _SEEDS
-        self.assign(tf.constant([seed, *rest], self.dtype))
+        """See `variable_names.spread_seed`."""
+        state = variable_names.spread_seed(self.numpy(), worker)
+        self.assign(tf.constant(state, self.dtype))
 
     def _read_variable_op(self, no_copy=False):
         if self.files.is_shared:
@@ -183,7 +176,3 @@ def plain(variable):
     if isinstance(variable, keras.Variable):
         return variable.value
     return variable
-
-
-def _leaf(name):
-    return (name or "").split(":")[0].rsplit("/", 1)[-1]

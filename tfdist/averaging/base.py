@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist import checks
 from tfdist import comparable
+from tfdist import variable_names
 from tfdist.correction import Correction
 from tfdist.synchronization import Synchronization
 
@@ -187,9 +188,8 @@ def is_sum(name):
     Args:
       name: As Keras makes it of a parameter's and of the slot's name.
     """
-    return _ends(name, "_accumulator") and not _ends(
-        name, "gradient_accumulator"
-    )
+    is_of_gradients = variable_names.is_accumulator(name)
+    return _ends(name, "_accumulator") and not is_of_gradients
 
 
 def _ends(name, end):

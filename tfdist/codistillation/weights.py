@@ -5,7 +5,7 @@ import hashlib
 import keras
 import numpy as np
 
-_SEEDS = "seed_generator_state"
+from tfdist import variable_names
 
 
 def exchanged_variables(model):
@@ -20,7 +20,7 @@ def exchanged_variables(model):
     Returns:
       A list of `keras.Variable`, in the order of `model.variables`.
     """
-    return [v for v in model.variables if v.name != _SEEDS]
+    return [v for v in model.variables if not variable_names.is_seed(v.name)]
 
 
 def snapshot(model):

@@ -5,10 +5,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import missing_gradients
+from tfdist import variable_names
 
 _DTYPES = ("float32", "float64")
-# Keras's name of the state of random numbers.
-_SEED = "seed_generator_state"
 # Difference of what a batch comes to twice, by rounding: relative or absolute.
 _ROUNDED = {"rtol": 1e-3, "atol": 1e-6}
 
@@ -67,7 +66,7 @@ class PortionGradients:
         return [
             tf.constant(value)
             for variable, value in self._state()
-            if variable.name != _SEED
+            if not variable_names.is_seed(variable.name)
         ]
 
     def values(self):

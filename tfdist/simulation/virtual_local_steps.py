@@ -4,15 +4,12 @@ import dataclasses
 
 import tensorflow as tf
 
+from tfdist import variable_names
 from tfdist.averaging.base import Pushed
 from tfdist.averaging.base import is_momentum
 from tfdist.simulation.compiled import Compiled
 from tfdist.simulation.gradients import Gradients
 from tfdist.simulation.gradients import apply
-
-# Workers are seeded alike, and are not to draw the same dropout masks.
-_SEED_STRIDE = 1_000_003
-_MAX_SEED = 2**31
 
 
 @dataclasses.dataclass
@@ -99,10 +96,9 @@ class VirtualLocalSteps:
         """
         rest = list(self.first)
         for place, variable in enumerate(self._rest):
-            if variable.name == "seed_generator_state":
-                seed, *others = rest[place].numpy()
-                seed = (int(seed) + worker * _SEED_STRIDE) % _MAX_SEED
-                rest[place] = tf.constant([seed, *others], variable.dtype)
+            if variable_names.is_seed(variable.name):
+                state = variable_names.spread_seed(rest[place].numpy(), worker)
+                rest[place] = tf.constant(state, variable.dtype)
         return Own(
             parameters=given,
             anchor=given,

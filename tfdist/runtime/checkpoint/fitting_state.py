@@ -4,6 +4,7 @@ import dataclasses
 
 from absl import logging
 
+from tfdist import variable_names
 from tfdist.runtime.checkpoint import local_state
 from tfdist.runtime.checkpoint import saved_layout
 from tfdist.runtime.corrections import saved_slots
@@ -98,14 +99,9 @@ def _first_difference(saved, store):
     return None
 
 
-def leaf(variable):
-    """Returns the last part of a variable's name."""
-    return variable.name.split(":")[0].rsplit("/", 1)[-1]
-
-
 def is_measured(variable):
     """Whether a variable is of this run, and not of the training."""
-    return leaf(variable).endswith(_MEASURED)
+    return variable_names.leaf(variable.name).endswith(_MEASURED)
 
 
 def signatures(variables):

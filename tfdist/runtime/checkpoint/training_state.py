@@ -11,6 +11,7 @@ from absl import logging
 import tensorflow as tf
 
 from tfdist import saved_state
+from tfdist import variable_names
 from tfdist.runtime.checkpoint import fitting_state
 from tfdist.runtime.checkpoint import local_state
 from tfdist.runtime.checkpoint import server_values
@@ -22,8 +23,6 @@ from tfdist.saved_state import SavedState
 
 # Of which the servers hold what counts; of others the worker does.
 _SERVED = (Role.PARAMETER, Role.SLOT, Role.STATE, Role.ITERATIONS)
-_SEED = "seed_generator_state"
-_ACCUMULATOR = "gradient_accumulator"
 
 
 class TrainingState(tf.train.experimental.PythonState):
@@ -105,7 +104,7 @@ class TrainingState(tf.train.experimental.PythonState):
             arrays.setdefault(_name(variable), read_replica(variable).numpy())
         for number, variable in store.locals.items():
             # TensorFlow's checkpoints leave out Keras's random streams.
-            if everything or fitting_state.leaf(variable) == _SEED:
+            if everything or variable_names.is_seed(variable.name):
                 arrays[f"local/{number}"] = read_replica(variable).numpy()
         if everything:
             arrays.update(self._ahead())
@@ -229,11 +228,11 @@ class TrainingState(tf.train.experimental.PythonState):
         value = self._array(f"local/{number}")
         if value is None:
             return
-        leaf = fitting_state.leaf(variable)
-        if self._store.worker_id and leaf.endswith(_ACCUMULATOR):
+        is_sum = variable_names.is_accumulator(variable.name)
+        if self._store.worker_id and is_sum:
             return
         variable.assign_replica(tf.constant(value, variable.dtype))
-        if leaf == _SEED:
+        if variable_names.is_seed(variable.name):
             self._store.spread_seed(variable)
 
     def _put_ahead(self, variables):

@@ -4,6 +4,7 @@ import weakref
 
 import tensorflow as tf
 
+from tfdist import variable_names
 from tfdist.cluster import manifests
 from tfdist.runtime.variables import dynamic_table
 from tfdist.runtime.variables import look_up
@@ -16,9 +17,6 @@ from tfdist.runtime.variables.variables import Piece
 from tfdist.runtime.variables.variables import ReplicaVariable
 from tfdist.runtime.variables.variables import Role
 from tfdist.runtime.variables.variables import role_of
-
-_SEED_STRIDE = 1_000_003
-_MAX_SEED = 2**31 - 1
 
 
 class ParameterStore(resources.Resources):
@@ -137,7 +135,7 @@ class ParameterStore(resources.Resources):
             probe.made_by_optimizer = made_by_optimizer
             role = self._owner.role_of(role, made_by_optimizer)
             probe.role = role
-            if kwargs.get("name") == "seed_generator_state":
+            if variable_names.is_seed(kwargs.get("name")):
                 self.spread_seed(probe)
             if role is Role.LOCAL:
                 self.locals.append(probe)
@@ -216,14 +214,9 @@ class ParameterStore(resources.Resources):
         return tuple(pieces)
 
     def spread_seed(self, variable):
-        """Gives each worker a random stream of its own, the first Keras's.
-
-        Workers are seeded alike; drawing the same dropout masks at the same
-        step would waste what several workers are for.
-        """
-        seed, *rest = variable.numpy()
-        seed = (int(seed) + self.worker_id * _SEED_STRIDE) % _MAX_SEED
-        variable.assign_replica(tf.constant([seed, *rest], variable.dtype))
+        """Gives this worker a random stream; see `variable_names`."""
+        state = variable_names.spread_seed(variable.numpy(), self.worker_id)
+        variable.assign_replica(tf.constant(state, variable.dtype))
 
     def _place(self, variable, reference):
         if not variable.shape.is_fully_defined():

@@ -16,6 +16,7 @@ import threading
 import tensorflow as tf
 
 from tfdist import private_tensorflow
+from tfdist import variable_names
 from tfdist.saving import models
 
 
@@ -99,11 +100,11 @@ def role_of(
     Returns:
       A `Role`.
     """
-    leaf = (name or "").rsplit("/", 1)[-1]
+    leaf = variable_names.leaf(name)
     if synchronization == tf.VariableSynchronization.ON_READ:
         return Role.METRIC
     if made_by_optimizer and (
-        leaf.endswith("gradient_accumulator") or leaf in _LOCAL_NAMES
+        variable_names.is_accumulator(name) or leaf in _LOCAL_NAMES
     ):
         return Role.LOCAL
     if reference is not None:
@@ -355,26 +356,16 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
         kwargs = {"name": name, "read_value": read_value}
         return self._mutate("assign_sub", delta, kwargs)
 
-    def scatter_add(self, sparse_delta, use_locking=False, name=None):
-        return self._mutate("scatter_add", sparse_delta, {"name": name})
+    def _scatter(self, kind, sparse_delta, use_locking=False, name=None):
+        return self._mutate(kind, sparse_delta, {"name": name})
 
-    def scatter_sub(self, sparse_delta, use_locking=False, name=None):
-        return self._mutate("scatter_sub", sparse_delta, {"name": name})
-
-    def scatter_mul(self, sparse_delta, use_locking=False, name=None):
-        return self._mutate("scatter_mul", sparse_delta, {"name": name})
-
-    def scatter_div(self, sparse_delta, use_locking=False, name=None):
-        return self._mutate("scatter_div", sparse_delta, {"name": name})
-
-    def scatter_min(self, sparse_delta, use_locking=False, name=None):
-        return self._mutate("scatter_min", sparse_delta, {"name": name})
-
-    def scatter_max(self, sparse_delta, use_locking=False, name=None):
-        return self._mutate("scatter_max", sparse_delta, {"name": name})
-
-    def scatter_update(self, sparse_delta, use_locking=False, name=None):
-        return self._mutate("scatter_update", sparse_delta, {"name": name})
+    scatter_add = functools.partialmethod(_scatter, "scatter_add")
+    scatter_sub = functools.partialmethod(_scatter, "scatter_sub")
+    scatter_mul = functools.partialmethod(_scatter, "scatter_mul")
+    scatter_div = functools.partialmethod(_scatter, "scatter_div")
+    scatter_min = functools.partialmethod(_scatter, "scatter_min")
+    scatter_max = functools.partialmethod(_scatter, "scatter_max")
+    scatter_update = functools.partialmethod(_scatter, "scatter_update")
 
     def _restore_from_tensors(self, restored_tensors):
         # Checkpoints write to the raw handle; the primary has to hear of it.
