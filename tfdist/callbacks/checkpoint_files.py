@@ -8,16 +8,15 @@ import re
 from absl import logging
 
 from tfdist import saved_state
+from tfdist.saving import atomic_write
 
 _NAME = re.compile(r"checkpoint-(\d{8})\.zip")
-_DRAFT = ".checkpoint-draft-"
 
 
 class CheckpointFiles:
     """Writes and finds numbered files.
 
-    A file is written under another name, brought to the disk, and then
-    renamed: whoever is killed in between leaves the older ones.
+    Whoever is killed while it writes one leaves the older ones.
 
     Args:
       directory: A path.
@@ -77,31 +76,17 @@ class CheckpointFiles:
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         number = max(self.numbers(), default=0) + 1
-        draft = self.directory / f"{_DRAFT}{os.getpid()}"
-        try:
-            with draft.open("wb") as file:
+        with atomic_write.written(self.path(number), os.getpid()) as draft:
+            with open(draft, "wb") as file:
                 saved_state.write(state, file)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.rename(self.path(number))
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
-        self._bring_names_to_disk()
+        atomic_write.bring_to_disk(self.directory)
         for old in self.numbers()[: -self._keep]:
             self.path(old).unlink(missing_ok=True)
         return number
 
-    def _bring_names_to_disk(self):
-        descriptor = os.open(self.directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
     def remove_drafts(self):
         """Removes what killed processes have begun to write."""
-        for draft in self.directory.glob(f"{_DRAFT}*"):
+        for draft in atomic_write.drafts(self.directory, "checkpoint-*.zip"):
             draft.unlink(missing_ok=True)
 
     def remove_all(self):

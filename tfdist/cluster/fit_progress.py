@@ -90,28 +90,18 @@ class Word:
     def pack(self):
         """The same as a list of `SIZE` floats."""
         rates = [*self.rates, *[math.nan] * MAX_RATES][:MAX_RATES]
-        return [
-            float(self.reached),
-            float(self.stopped),
-            float(self.version),
-            float(self.data),
-            float(self.epoch),
-            float(self.batch),
-            float(self.size),
-            float(self.first_epoch),
-            float(self.first_batch),
-            float(self.written),
-            *rates,
-        ]
+        return [*(float(getattr(self, name)) for name in _INTS), *rates]
 
     @classmethod
     def unpack(cls, numbers):
         """The `Word` that numbers from `pack` are."""
-        reached, stopped, version, data, *others = map(float, numbers)
-        place, rates = map(int, others[:6]), others[6:]
-        known = tuple(rate for rate in rates if not math.isnan(rate))
-        told = int(reached), int(stopped), int(version), known, int(data)
-        return cls(*told, *place)
+        ints, rates = numbers[:-MAX_RATES], numbers[-MAX_RATES:]
+        rates = tuple(float(rate) for rate in rates if not math.isnan(rate))
+        ints = map(int, ints)
+        return cls(rates=rates, **dict(zip(_INTS, ints, strict=True)))
+
+
+_INTS = [f.name for f in dataclasses.fields(Word) if f.name != "rates"]
 
 
 def begun(number):

@@ -30,7 +30,7 @@ def written(path, writer):
         yield draft
         with contextlib.suppress(FileNotFoundError):
             shutil.copymode(target, draft)
-        _bring_to_disk(draft)
+        bring_to_disk(draft)
         os.replace(draft, target)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
@@ -49,7 +49,18 @@ def can_be_written(path):
     )
 
 
-def _bring_to_disk(path):
+def drafts(directory, name):
+    """Returns drafts that killed processes have left, a list of paths.
+
+    Args:
+      directory: A `pathlib.Path`.
+      name: Pattern of the names of the files that they were to become.
+    """
+    return list(directory.glob(f"{_DRAFT}*-{name}"))
+
+
+def bring_to_disk(path):
+    """Waits until a file, or the names in a directory, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
