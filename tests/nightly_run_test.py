@@ -26,7 +26,7 @@ def test_a_failure_and_a_hang_are_told_apart(tmp_path):
 
     failed = run("print('== 1 failed =='); sys.exit(3)", 1)
     assert (failed.status, failed.last) == (3, "1 failed")
-    hung = run("time.sleep(100)", 5 / 60)
+    hung = run("time.sleep(100)", 2 / 60)
     # It is asked to end, and tells where it was.
     assert (hung.status, hung.last) == (None, "KeyboardInterrupt")
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist import saved_state
 from tfdist.cluster import ClusterConfig
+from tfdist.cluster import member_table
 from tfdist.peers import admission
 from tfdist.peers import board
 from tfdist.peers import joining
@@ -75,6 +76,7 @@ class Others:
 def others(monkeypatch):
     monkeypatch.setattr(joining, "_POLL_SECONDS", 0.001)
     monkeypatch.setattr(joining, "_ASK_SECONDS", 0.01)
+    monkeypatch.setattr(member_table, "HEARTBEAT_SECONDS", 0.01)
     return Others()
 
 
@@ -86,7 +88,7 @@ def joiner_of(others, **tolerance):
         collectives=others,
         requests=itertools.count(1),
     )
-    settings = {"worker_timeout": 2.1, "stall_timeout": 0.2, **tolerance}
+    settings = {"worker_timeout": 0.1, "stall_timeout": 0.2, **tolerance}
     made = joining.Joiner(engine, FaultTolerance(**settings))
     return made, engine.roster.incarnation
 
@@ -189,7 +191,7 @@ def test_one_that_has_died_is_left_out(others, other, caplog):
     others.statuses = {0: other, 1: lambda: admitted}
     joiner._ask([0, 1], {})
     assert set(joiner._heard) == {1}
-    assert "task:0 does not answer for 2.1 s: this worker joins" in caplog.text
+    assert "task:0 does not answer for 0.1 s: this worker joins" in caplog.text
 
 
 def test_the_snapshot_of_another_is_taken_where_the_first_has_died(others):

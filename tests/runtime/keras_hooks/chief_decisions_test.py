@@ -14,6 +14,7 @@ import tfdist
 from tfdist import private_keras_calls
 from tfdist import running_fit
 from tfdist.cluster import fit_progress
+from tfdist.cluster import waiting
 from tfdist.cluster.member_table import Member
 from tfdist.cluster.member_table import MemberState
 from tfdist.runtime.keras_hooks import chief_decisions
@@ -23,6 +24,12 @@ from tfdist.runtime.variables.variables import Role
 
 NAMES = ("chief", "one", "two", "later")
 WEIGHT = types.SimpleNamespace(role=Role.PARAMETER)
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch):
+    """Who waits soon looks at the next table."""
+    monkeypatch.setattr(waiting, "_POLL_SECONDS", 0.01)
 
 
 class Worker:

@@ -7,6 +7,7 @@ import pytest
 
 from tfdist import callbacks
 from tfdist.cluster import fit_progress
+from tfdist.cluster import waiting
 from tfdist.cluster.fit_progress import OVER
 from tfdist.cluster.member_table import Member
 from tfdist.cluster.member_table import MemberState
@@ -16,6 +17,12 @@ from tfdist.runtime.keras_hooks import fit_turns
 NAMES = ("chief", "one", "two")
 CALL = 1
 _CLOSED = fit_progress.closed(CALL)
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch):
+    """Who waits soon looks at the next table."""
+    monkeypatch.setattr(waiting, "_POLL_SECONDS", 0.01)
 
 
 def row(
