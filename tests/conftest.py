@@ -18,6 +18,7 @@ tf.config.set_logical_device_configuration(
 # --hypothesis-profile=nightly and tries others (tests/laws.py).
 hypothesis.settings.register_profile(
     "gate",
+    max_examples=30,
     deadline=None,
     derandomize=True,
     database=None,

@@ -65,7 +65,7 @@ def test_rounding_gives_each_at_most_one_child_and_one_parent():
     assert found == {3: 2, 0: 1}
 
 
-@laws.settings(max_examples=30)
+@laws.settings(max_examples=12, nightly=300)
 @given(cost_graphs.graphs(), cost_graphs.devices(3))
 def test_the_program_keeps_its_constraints(graph, devices):
     pairs, x = favourite_child.relaxation(graph, devices)
@@ -83,7 +83,7 @@ def test_the_program_keeps_its_constraints(graph, devices):
     assert len(set(found.values())) == len(found)
 
 
-@laws.settings(max_examples=30)
+@laws.settings(max_examples=12, nightly=300)
 @given(cost_graphs.graphs(2, 6), st.data())
 def test_no_choice_of_favourites_beats_the_program(graph, data):
     # Favourites of a placement on as many devices as there are nodes obey the

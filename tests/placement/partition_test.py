@@ -18,7 +18,7 @@ from tfdist.placement.partition import partition
 AB = Devices(("A", "B"))
 
 
-@laws.settings(max_examples=30)
+@laws.settings(max_examples=12, nightly=300)
 @given(cost_graphs.graphs(1, 6), cost_graphs.devices(3, st.integers(5, 70)))
 def test_no_method_exceeds_the_memory(graph, devices):
     anything = any(

@@ -28,7 +28,7 @@ def seconds_of_all(graph, devices):
     ]
 
 
-@laws.settings(max_examples=25)
+@laws.settings(max_examples=12, nightly=250)
 @given(cost_graphs.graphs(1, 5), cost_graphs.devices(3))
 def test_all_are_tried_if_they_are_few(graph, devices):
     best = min(seconds_of_all(graph, devices), default=None)
@@ -95,7 +95,7 @@ def test_a_way_that_first_gets_worse_is_found():
         assert (found.seconds, found.is_optimal) == (35, False)
 
 
-@laws.settings(max_examples=40)
+@laws.settings(max_examples=12, nightly=400)
 @given(st.data())
 def test_never_worse_than_its_start_and_never_too_large(data):
     graph = data.draw(cost_graphs.graphs(4, 6))
