@@ -166,7 +166,7 @@ class Either(keras.layers.Layer):
 )
 @pytest.mark.parametrize(
     "kind",
-    nightly.also(["shuffle", "array", "PyDataset", "lengths"], ["threads"]),
+    nightly.also(["array", "PyDataset", "lengths"], ["shuffle", "threads"]),
 )
 def test_what_is_left_out_is_what_would_have_come_first(kind, left_out):
     """The epochs from there on are those of a worker that was there."""

@@ -18,6 +18,12 @@ X = np.ones([8, 3], "float32")
 Y = np.ones([8, 2], "float32")
 
 
+@pytest.fixture(scope="module")
+def traced():
+    """A model for several tests, which only the first of them traces."""
+    return build()
+
+
 def build():
     """A small compiled model."""
     model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
@@ -75,19 +81,20 @@ _FIRST = ["ModelCheckpoint", "CSVLogger", "TensorBoard"]
 @pytest.mark.parametrize(
     "name", nightly.also(_FIRST, [name for name in _MAKE if name not in _FIRST])
 )
-def test_another_worker_writes_but_its_own_files(tmp_path, name, capsys):
+def test_another_worker_writes_but_its_own_files(
+    tmp_path, name, traced, capsys
+):
     files = clusters.files_of()
     callback = _MAKE[name](tmp_path)
     given = dict(vars(callback))
-    model = build()
-    fit([[callback]], files, model=model)
-    fit(callback, files, model=model)
+    fit([[callback]], files, model=traced)
+    fit(callback, files, model=traced)
     assert not os.listdir(tmp_path)
     lines = capsys.readouterr().out.splitlines()
     told = [line for line in lines if "left to" in line]
     assert len(told) == 1 and str(tmp_path) in told[0]
     with files.own():
-        fit([callback], files, model=model)
+        fit([callback], files, model=traced)
     assert tree(tmp_path)
     for attribute in ("save_freq", "delete_checkpoint", "filename", "log_dir"):
         if attribute in given:
@@ -97,8 +104,9 @@ def test_another_worker_writes_but_its_own_files(tmp_path, name, capsys):
 @pytest.mark.parametrize(
     "files", [clusters.chief(), clusters.files_of("evaluator", 0)]
 )
-def test_chief_and_evaluator_write_as_ever(tmp_path, files):
-    fit([_MAKE["CSVLogger"](tmp_path), _MAKE["TensorBoard"](tmp_path)], files)
+def test_chief_and_evaluator_write_as_ever(tmp_path, files, traced):
+    given = [_MAKE["CSVLogger"](tmp_path), _MAKE["TensorBoard"](tmp_path)]
+    fit(given, files, model=traced)
     assert len(tree(tmp_path)) == 2
     rows = (tmp_path / "a.csv").read_text().splitlines()
     assert len(rows) == 3
