@@ -43,12 +43,16 @@ train: $(STAMP)
 # real clusters, one after another. A smoke that has waited too long, which a
 # busy machine can make it do, is tried once more and listed as FLAKY.
 PYTEST = $(BIN)/python -m pytest --timeout=$(TEST_SECONDS)
+# Where smokes are: other files need not be imported once more.
+SMOKES = all_reduce cli documents_test.py keras_programs multi_process peers \
+	sandblaster
 
 test: $(STAMP)
 	$(PYTEST) tests/words
 	$(PYTEST) --numprocesses=$(TEST_PROCESSES) --dist=loadfile \
 		-m "not smoke and not nightly" --ignore=tests/words tests
-	$(PYTEST) -m "smoke and not nightly" --reruns=1 --only-rerun=^Waited tests
+	$(PYTEST) -m "smoke and not nightly" --reruns=1 --only-rerun=^Waited \
+		$(SMOKES:%=tests/%)
 
 nightly: $(STAMP)
 	$(BIN)/python -m tests.nightly_run $(NIGHTLY_FLAGS)

@@ -3,16 +3,10 @@ import gc
 
 import hypothesis
 import pytest
-import tensorflow as tf
-from tensorflow.python.framework import ops
 
 # Tests of placement and pipelines need several devices, and TensorFlow makes
 # them before its first operation or never.
 CPU_DEVICES = 4
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0],
-    [tf.config.LogicalDeviceConfiguration()] * CPU_DEVICES,
-)
 
 # The gate tries the same examples each time; `make nightly` passes
 # --hypothesis-profile=nightly and tries others (tests/laws.py).
@@ -46,6 +40,19 @@ def pytest_addoption(parser):
     )
 
 
+def pytest_configure(config):
+    """Makes the devices, where tests run: not where files are handed out."""
+    if hasattr(config, "workerinput") or not config.getoption(
+        "numprocesses", None
+    ):
+        import tensorflow as tf
+
+        tf.config.set_logical_device_configuration(
+            tf.config.list_physical_devices("CPU")[0],
+            [tf.config.LogicalDeviceConfiguration()] * CPU_DEVICES,
+        )
+
+
 def pytest_collection_finish(session):
     """What was imported stays: no collection of garbage goes over it again."""
     del session
@@ -70,6 +77,8 @@ def forget_graphs():
 
 def _forget_gradients():
     """Returns how many there were."""
+    from tensorflow.python.framework import ops
+
     registry = ops.gradient_registry._registry
     names = [name for name in registry if name.startswith("CustomGrad")]
     for name in names:

@@ -1,7 +1,8 @@
-"""The installation by `make` shows its steps, and fails where pip fails."""
+"""What the Makefile does, with an installation that shows its steps."""
 
 import os
 import pathlib
+import re
 import subprocess
 
 import pytest
@@ -68,6 +69,17 @@ def test_the_installation_says_at_which_step_it_is(tmp_path):
         "Step 3 of 3: unpacking them",
     ]
     assert stamp.exists()
+
+
+def test_smokes_are_where_make_looks_for_them():
+    text = MAKEFILE.read_text("utf-8").replace("\\\n", " ")
+    (listed,) = re.findall(r"^SMOKES = (.*)$", text, re.MULTILINE)
+    tests = MAKEFILE.parent / "tests"
+    assert {
+        path.relative_to(tests).parts[0]
+        for path in tests.rglob("*_test.py")
+        if re.search(r"pytest\.mark\.smoke\b", path.read_text("utf-8"))
+    } == set(listed.split())
 
 
 @pytest.mark.parametrize("status", [1, 2])
