@@ -23,31 +23,6 @@ from tfdist.strategies import registry
 
 FLAGS = flags.FLAGS
 
-# Old flag -> what says the same now; for one release.
-MOVED = {
-    "backup_workers": "backup_workers:backup_workers=",
-    "on_drop": "sync:on_drop=",
-    "softsync_s": "softsync:s=",
-    "softsync_n": "softsync:n=",
-    "correction": "async:correction=",
-    "lambda_0": "dc_asgd:lambda_0=",
-    "variance_decay": "dc_asgd:variance_decay=",
-    "dana_variant": "dana:variant=",
-    "dana_momentum": "dana:momentum=",
-    "backups": "dc_asgd:backups=",
-    "max_staleness": "bounded_staleness:max_staleness=",
-    "period": "parameter_averaging:period=",
-    "average_optimizer_state": "parameter_averaging:average_optimizer_state=",
-    "warmup_steps": "parameter_averaging:warmup_steps=",
-    "block_momentum": "bmuf:block_momentum=",
-    "outer_learning_rate": "diloco:outer_learning_rate=",
-    "outer_momentum": "diloco:outer_momentum=",
-    "moving_rate": "easgd:moving_rate=",
-    "easgd_synchronization": "easgd:synchronization=",
-    "n_fetch": "downpour:n_fetch=",
-    "n_push": "downpour:n_push=",
-    "communication": "parameter_averaging:communication=",
-}
 # How servers that are started again find what they held.
 SNAPSHOTS = ("snapshot_dir", "snapshot_every")
 FAULT_TOLERANCE = ("worker_timeout", *SNAPSHOTS)
@@ -269,23 +244,6 @@ def _check_straggler(texts: list[str]) -> bool:
     return True
 
 
-def _refuse(name: str) -> None:
-    """Has an old flag fail with the new spelling."""
-
-    def check(value: str | bool | None) -> bool:
-        if value is None:
-            return True
-        raise flags.ValidationError(
-            f"--{name} is a setting of --strategy now, as in "
-            f"--strategy={MOVED[name]}{str(value).lower()}."
-        )
-
-    is_bool = name == "average_optimizer_state"
-    define = flags.DEFINE_bool if is_bool else flags.DEFINE_string
-    define(name, None, "A setting of --strategy now.")
-    flags.register_validator(name, check)
-
-
 flags.register_multi_flags_validator(
     ["portions_per_worker", "work"],
     lambda values: (
@@ -295,8 +253,6 @@ flags.register_multi_flags_validator(
     message="--portions_per_worker is for --work=queue only.",
 )
 flags.register_validator("straggler", _check_straggler)
-for _name in MOVED:
-    _refuse(_name)
 flags.register_multi_flags_validator(
     ["worker_start", "warmup_worker_steps"],
     lambda values: (

@@ -164,11 +164,6 @@ BAD_FLAGS = {
     "--strategy=none --snapshot_dir=x": "--snapshot_dir is for workers that ",
     "--strategy=gossip --snapshot_dir=x": "--snapshot_dir is for workers that "
     "train with parameter servers only.",
-    # That are settings of the strategy now.
-    "--softsync_s=3": "as in --strategy=softsync:s=3.",
-    "--average_optimizer_state": "as in --strategy=parameter_averaging:"
-    "average_optimizer_state=true.",
-    "--easgd_synchronization=sync": "--strategy=easgd:synchronization=sync.",
     # Methods of one's own.
     "--method_module=no_such_module": "--method_module=no_such_module: No mod",
     "--method_module=no_such_file.py": "No such file",
@@ -192,15 +187,21 @@ for argument in json.loads(sys.argv[2]):
         script.main(script.FLAGS(["script", *given, *argument.split()]))
     except (Exception, SystemExit) as error:
         messages[argument] = str(error)
+script.FLAGS.unparse_flags()
+script.FLAGS(["script", "--worker_timeout=20", *sys.argv[4:]])
+strategy = script.strategy_flags.make_strategy()
+steps = strategy.local_steps
+messages["made"] = repr(steps.resolve(strategy.synchronization, None, 4))
 print(json.dumps(messages))
 """
+MADE = "--strategy=easgd:moving_rate=0.8:synchronization=sync"
 
 
 @pytest.fixture(scope="module")
 def messages(tmp_path_factory):
     table = json.dumps(list(BAD_FLAGS))
     directory = tmp_path_factory.mktemp("messages")
-    flags = [SCRIPT.parent, table, directory / "output"]
+    flags = [SCRIPT.parent, table, directory / "output", MADE]
     status, output = run(directory, PARSE_EACH, flags)
     assert status == 0, output
     return json.loads(output.splitlines()[-1])
@@ -209,3 +210,7 @@ def messages(tmp_path_factory):
 @pytest.mark.parametrize("argument", BAD_FLAGS)
 def test_bad_flag_is_refused_by_name(messages, argument):
     assert BAD_FLAGS[argument] in messages[argument]
+
+
+def test_settings_of_a_text_are_those_of_the_strategy(messages):
+    assert "moving_rate=0.8, alpha=0.2" in messages["made"]

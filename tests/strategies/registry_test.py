@@ -154,6 +154,62 @@ def test_a_text_is_the_method_that_it_names(
     assert method.name == text
 
 
+# Text -> what its method says of itself with four workers.
+LOCAL_STEPS = {
+    "parameter_averaging": ["period=10,", "warmup_steps=0,"],
+    "parameter_averaging:period=7:average_optimizer_state=true": [
+        "period=7,",
+        "average_optimizer_state=True,",
+    ],
+    "parameter_averaging:warmup_steps=30": ["warmup_steps=30,"],
+    # 1 - 1 / 4.
+    "bmuf": ["period=50,", "momentum=0.75,", "reset_momentum=True,"],
+    "bmuf:block_momentum=0.5:warmup_steps=9": [
+        "momentum=0.5,",
+        "warmup_steps=9,",
+    ],
+    "diloco": [
+        "period=500,",
+        "SGD(",
+        "learning_rate=0.7,",
+        "momentum=0.9,",
+        "nesterov=True",
+    ],
+    "diloco:period=20:outer_learning_rate=0.5:outer_momentum=0": [
+        "period=20,",
+        "learning_rate=0.5,",
+        "momentum=0,",
+    ],
+    "async_local_sgd": ["period=50,", "DelayedNesterov(", "delay=4,"],
+    "async_local_sgd:outer_learning_rate=0.5:outer_momentum=0.8": [
+        "learning_rate=0.5,",
+        "momentum=0.8,",
+    ],
+    # 0.9 / 4, and of the whole.
+    "easgd": ["period=10,", "alpha=0.225,", "moving_rate=None,"],
+    "easgd:moving_rate=0.8:synchronization=sync": [
+        "alpha=0.2,",
+        "moving_rate=0.8,",
+    ],
+    "downpour": ["n_fetch=1,", "n_push=1,", "Adagrad(learning_rate=0.01,"],
+    "downpour:n_fetch=3:n_push=2:outer_learning_rate=0.5": [
+        "n_fetch=3,",
+        "n_push=2,",
+        "learning_rate=0.5,",
+        "initial_accumulator_value=0,",
+    ],
+}
+
+
+@pytest.mark.parametrize("text", LOCAL_STEPS)
+def test_defaults_and_settings_of_local_steps(text):
+    # Each setting ends with a comma here.
+    found = repr(registry.method(text).resolve(4).local_steps)
+    found = found.replace(")", ",")
+    for setting in LOCAL_STEPS[text]:
+        assert setting in found
+
+
 def test_all_settings_of_a_text_can_be_read():
     assert registry.settings("easgd:period=3:synchronization=sync") == {
         "period": 3,
