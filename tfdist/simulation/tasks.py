@@ -7,6 +7,7 @@ easier than the others: `digits` is easy and real, `text` is hard and real,
 
 from collections.abc import Callable
 import dataclasses
+import functools
 import pydoc_data.topics
 import unicodedata
 
@@ -44,8 +45,9 @@ class BuiltInTask:
         return lambda: self.build(rate, momentum)
 
 
+@functools.cache
 def load(name):
-    """The task of that name, one of `TASKS`.
+    """The task of that name, one of `TASKS`; made once in a process.
 
     Raises:
       ValueError: There is none.
