@@ -10,9 +10,11 @@ from tests import waits
 from tests.cli import own_model_and_data
 from tfdist import simulation
 from tfdist.cli import method_checks
+from tfdist.cli import model_and_data as model_and_data_lib
 from tfdist.cli import simulation_flags
 from tfdist.cli import usage
 from tfdist.cli import user_function
+from tfdist.cli import virtual_cluster
 
 
 def parsed(*argv):
@@ -28,11 +30,11 @@ def parsed(*argv):
 
 
 def cluster(*argv, num_workers=4):
-    return simulation_flags.make_cluster(parsed(*argv), num_workers)
+    return virtual_cluster.make(parsed(*argv), num_workers)
 
 
 def model_and_data(*argv):
-    return simulation_flags.make_model_and_data(parsed(*argv))
+    return model_and_data_lib.make(parsed(*argv))
 
 
 @pytest.fixture(scope="module")

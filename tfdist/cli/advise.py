@@ -12,6 +12,7 @@ from absl import flags
 
 from tfdist.cli import assumed_cluster
 from tfdist.cli import method_checks
+from tfdist.cli import model_and_data
 from tfdist.cli import simulation_flags
 from tfdist.cli import usage
 from tfdist.cli import user_function
@@ -117,7 +118,7 @@ def main(argv: Sequence[str]) -> int:
     if not values["strategies"].present:
         values.strategies = list(registry.names("synchronization"))
     method_checks.split(values)
-    trained = simulation_flags.make_model_and_data(values)
+    trained = model_and_data.make(values)
     simulation = user_function.import_quietly("tfdist.simulation")
     arguments, undisturbed = _cluster_arguments(values, counts, simulation)
     _check_strategies(values, counts, simulation)
@@ -232,7 +233,7 @@ def _cluster_arguments(
     That is the `ComputeTime` of one that no flag names, beside what is
     measured where that is what a step takes.
     """
-    cluster = simulation_flags.make_cluster(values, counts)
+    cluster = virtual_cluster.make(values, counts)
     compute, undisturbed = cluster.compute, cluster.undisturbed
     if not assumed_cluster.is_given(values):
 

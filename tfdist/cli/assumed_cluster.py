@@ -49,7 +49,7 @@ def make(
         UsageError: if a flag does not fit, or names a worker that is not
             there.
     """
-    cluster = simulation_flags.make_cluster(values, num_workers)
+    cluster = virtual_cluster.make(values, num_workers)
     if values.model is None:
         overhead = (values.overhead_ms or 0.0) / 1e3
         network = dataclasses.replace(

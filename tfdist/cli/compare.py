@@ -11,10 +11,12 @@ from absl import flags
 
 from tfdist.cli import assumed_cluster
 from tfdist.cli import method_checks
+from tfdist.cli import model_and_data
 from tfdist.cli import pipelines
 from tfdist.cli import simulation_flags
 from tfdist.cli import usage
 from tfdist.cli import user_function
+from tfdist.cli import virtual_cluster
 
 USAGE = """\
 Trains with several methods on virtual clusters of several sizes, and says
@@ -154,8 +156,8 @@ def main(argv: Sequence[str]) -> int:
     method_checks.load_modules(values)
     output_dir = simulation_flags.make_output_dir(values)
     # Before the user's code runs: what flags alone have wrong.
-    simulation_flags.make_cluster(values, num_workers)
-    trained = simulation_flags.make_model_and_data(values)
+    virtual_cluster.make(values, num_workers)
+    trained = model_and_data.make(values)
     usage.check(
         not learning_rates or trained.learning_rate is not None,
         "learning_rates",

@@ -1,8 +1,7 @@
-"""Flags of the sub-commands that simulate, and the objects that they mean.
+"""Flags of the sub-commands that simulate.
 
-The `define_*` functions add flags to those of a sub-command, `check` refuses
-what is wrong by its form, and the `make_*` functions import TensorFlow and
-make the objects.
+The `define_*` functions add flags to those of a sub-command, and `check`
+refuses what is wrong by its form.
 """
 
 from collections.abc import Callable
@@ -55,7 +54,7 @@ _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
 
 
 def define_problem(values: flags.FlagValues) -> None:
-    """Defines what is trained: `make_model_and_data` makes it."""
+    """Defines what is trained: `model_and_data.make` makes it."""
     define = usage.Definer(values, __name__)
     define.enum(
         "task",
@@ -150,7 +149,7 @@ def define_progress(values: flags.FlagValues) -> None:
 
 
 def define_cluster(values: flags.FlagValues, measures: bool = False) -> None:
-    """Defines the virtual cluster: `make_cluster` makes it.
+    """Defines the virtual cluster: `virtual_cluster.make` makes it.
 
     Args:
         values: of the sub-command.
@@ -293,36 +292,6 @@ def check(values: flags.FlagValues) -> None:
             "be above 0 where it is measured otherwise (0.001, say)",
             values.server_ms,
         )
-
-
-def make_model_and_data(
-    values: flags.FlagValues,
-) -> model_and_data.ModelAndData:
-    """Returns the model and data to train.
-
-    Args:
-        values: flags that `check` accepts.
-
-    Raises:
-        UsageError: if a flag does not fit.
-    """
-    return model_and_data.make(values)
-
-
-def make_cluster(
-    values: flags.FlagValues, num_workers: int | Sequence[int]
-) -> virtual_cluster.VirtualCluster:
-    """Returns the cluster as the flags have it, with nothing measured.
-
-    Args:
-        values: flags that `check` accepts.
-        num_workers: the number of workers, or all that are simulated.
-
-    Raises:
-        UsageError: if a flag does not fit, or names a worker that is not
-            there.
-    """
-    return virtual_cluster.make(values, num_workers)
 
 
 def overhead_seconds(values: flags.FlagValues) -> float:
