@@ -117,11 +117,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _check_flags(values: flags.FlagValues) -> None:
-    for name in ("timeout", "bandwidth_mb", "max_clock_seconds"):
-        value = values[name].value
-        usage.check(
-            math.isfinite(value) and value > 0, name, "be above 0", value
-        )
+    usage.check_positive(values, "timeout", "bandwidth_mb", "max_clock_seconds")
     # Of TensorFlow's messages, which hold two gigabytes at most.
     value = values.bandwidth_mb
     usage.check(value <= 1000, "bandwidth_mb", "be at most 1000", value)

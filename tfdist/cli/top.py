@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from collections.abc import Sequence
 import json
-import math
 import os
 import sys
 import time
@@ -89,11 +88,7 @@ def main(argv: Sequence[str]) -> int:
     if usage.shows_help(values, USAGE, __name__):
         return 0
     usage.refuse_arguments(rest)
-    for name in ("seconds", "timeout"):
-        value = values[name].value
-        usage.check(
-            math.isfinite(value) and value > 0, name, "be above 0", value
-        )
+    usage.check_positive(values, "seconds", "timeout")
     look = _source(values)
     before: list[dict[str, Reading]] | None = None
     while True:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Sequence
 import functools
+import math
 import re
 import textwrap
 from typing import Any
@@ -158,3 +159,16 @@ def check(condition: bool, name: str, allowed: str, received: object) -> None:
         raise UsageError(
             f"Flag --{name} must {allowed}. Received: --{name}={received}."
         )
+
+
+def check_positive(flag_values: flags.FlagValues, *names: str) -> None:
+    """Raises a `UsageError` unless these flags are finite and above 0.
+
+    Args:
+        flag_values: the sub-command's flags, parsed.
+        *names: of the flags, without dashes.
+    """
+    for name in names:
+        value = flag_values[name].value
+        good = math.isfinite(value) and value > 0
+        check(good, name, "be above 0", value)
