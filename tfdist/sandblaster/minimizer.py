@@ -129,6 +129,19 @@ class Minimizer:
         # the value and the square of the gradient that were known of it.
         self._before = None
 
+    @classmethod
+    def of(cls, shards, optimizer):
+        """Makes one with the settings of an `LBFGS`."""
+        return cls(
+            shards,
+            optimizer.memory,
+            optimizer.line_search,
+            optimizer.damping,
+            optimizer.gradient_tolerance,
+            optimizer.value_tolerance,
+            optimizer.sample < 1,
+        )
+
     @property
     def point(self):
         """Name of the vector that is the current point."""

@@ -388,12 +388,4 @@ class _OnServers:
         )
         self.stored = iteration_snapshots.StoredShards(self.shards)
         self.deposits = deposits_lib.Deposits(self.shards, name, here)
-        self.minimizer = minimizer_lib.Minimizer(
-            self.shards,
-            optimizer.memory,
-            optimizer.line_search,
-            optimizer.damping,
-            optimizer.gradient_tolerance,
-            optimizer.value_tolerance,
-            optimizer.sample < 1,
-        )
+        self.minimizer = minimizer_lib.Minimizer.of(self.shards, optimizer)

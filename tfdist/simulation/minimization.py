@@ -219,15 +219,7 @@ class _Run:
             minimizer_lib.rows(optimizer.memory),
             evaluations.command,
         )
-        self._minimizer = minimizer_lib.Minimizer(
-            self._vectors,
-            optimizer.memory,
-            optimizer.line_search,
-            optimizer.damping,
-            optimizer.gradient_tolerance,
-            optimizer.value_tolerance,
-            optimizer.sample < 1,
-        )
+        self._minimizer = minimizer_lib.Minimizer.of(self._vectors, optimizer)
         self.batches = 0
         self._samples = None
         if optimizer.sample < 1:
