@@ -181,7 +181,6 @@ WRONG = {
         ["--strategy=gossip", "--work=queue"],
         ["--work=queue", "gossip", "no server"],
     ),
-    "work and shares": (["--work=queue", "--dynamic_shares"], ["--work"]),
     "portions alone": (
         ["--portions_per_worker=3"],
         ["--portions_per_worker", "--work=queue"],

@@ -165,7 +165,6 @@ def test_it_trains_as_shares_do_where_there_is_one_worker():
     [
         ("sync", {}, "`work` must be"),
         ("parameter_averaging:synchronization=async", {}, "`work` must be"),
-        ("async", {"dynamic_shares": True}, "`dynamic_shares` must be"),
         ("async", {"portions_per_worker": 0}, "`portions_per_worker` must"),
         ("gossip", {}, "`work` must be 'shares'"),
     ],

@@ -73,6 +73,10 @@ def test_shares_may_be_taken_as_workers_come():
     assert sorted(history.jobs["batch"]) == list(range(12))
     assert len(of(history, 0)) == 9
     assert history.seconds == 9
+    with pytest.raises(ValueError, match="`dynamic_shares` must be"):
+        timing(
+            "async", num_workers=2, steps=2, dynamic_shares=True, work="queue"
+        )
 
 
 def test_synchronous_workers_wait_for_the_slowest():

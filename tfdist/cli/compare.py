@@ -191,7 +191,6 @@ def main(argv: Sequence[str]) -> int:
         epochs=values.epochs,
         validation_data=trained.validation,
         evaluate_every=values.evaluate_every,
-        dynamic_shares=values.dynamic_shares,
         work=values.work,
         portions_per_worker=values.portions_per_worker,
         progress=simulation_flags.show_progress(values),

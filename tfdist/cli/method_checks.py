@@ -97,12 +97,6 @@ def check_work(values: flags.FlagValues, texts: Sequence[str]) -> None:
         "be given together with --work=queue",
         values.portions_per_worker,
     )
-    usage.check(
-        values.work == "shares" or not values.dynamic_shares,
-        "work",
-        "not be given beside --dynamic_shares",
-        values.work,
-    )
     from tfdist.strategies import construction
 
     for text in texts:

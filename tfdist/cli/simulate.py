@@ -37,7 +37,6 @@ _SANDBLASTER = """\
 _NOT_OF_SANDBLASTER = (
     "learning_rate",
     "momentum",
-    "dynamic_shares",
     "work",
     "portions_per_worker",
 )
@@ -145,7 +144,6 @@ def main(argv: Sequence[str]) -> int:
         epochs=values.epochs,
         validation_data=trained.validation,
         evaluate_every=values.evaluate_every,
-        dynamic_shares=values.dynamic_shares,
         work=values.work,
         portions_per_worker=values.portions_per_worker,
         seed=values.seed,

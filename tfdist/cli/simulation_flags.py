@@ -120,12 +120,6 @@ def define_training(values: flags.FlagValues) -> None:
         "epochs", 5, "Passes over the data, of all workers together."
     )
     define.float("evaluate_every", 0.5, "Epochs between two evaluations.")
-    define.bool(
-        "dynamic_shares",
-        False,
-        "Each worker takes the next batch that nobody has taken, instead of "
-        "having a share of its own, as with `fit` on a cluster.",
-    )
     define.enum(
         "work",
         "shares",

@@ -14,7 +14,13 @@ from tfdist.strategies import construction
 
 
 def shares(
-    num_batches, epochs, num_workers, method, dynamic, work, portions_per_worker
+    num_batches,
+    epochs,
+    num_workers,
+    method,
+    work,
+    portions_per_worker,
+    dynamic=False,
 ):
     """Returns who computes which batch, a `Shares` or a `QueuedShares`.
 
@@ -23,9 +29,9 @@ def shares(
       epochs: Number of epochs.
       num_workers: Number of workers.
       method: A `Method`, resolved.
-      dynamic: The argument `dynamic_shares` of `simulate`.
       work: As of `simulate`.
       portions_per_worker: As of `simulate`.
+      dynamic: The argument `dynamic_shares` of `timing`.
 
     Raises:
       ValueError: The method has no portions, or there are dynamic shares.

@@ -42,7 +42,6 @@ def simulate(
     validation_data: Any = None,
     evaluate_every: float = 1.0,
     shuffle: bool = True,
-    dynamic_shares: bool = False,
     work: Literal["shares", "queue"] = "shares",
     portions_per_worker: int = 8,
     seed: int = 0,
@@ -90,11 +89,10 @@ def simulate(
       evaluate_every: Epochs between two evaluations; the first is of the
         initial model.
       shuffle: Whether each epoch has an order of its own.
-      dynamic_shares: Whether workers take the next batch that nobody has
-        taken. By default each has its own share, as with `fit` on a cluster,
-        and stops when that is done.
-      work: "queue": workers take portions of an epoch when they are free, and
-        begin an epoch together, as with `AsyncStrategy(work="queue")`.
+      work: "shares": each worker has its own share, as with `fit` on a
+        cluster, and stops when that is done. "queue": workers take portions of
+        an epoch when they are free, and begin an epoch together, as with
+        `AsyncStrategy(work="queue")`.
       portions_per_worker: As of `AsyncStrategy`.
       seed: Of initial weights, the order of examples, and compute times.
       worker_timeout: Seconds after which nobody waits for a silent worker.
@@ -139,7 +137,6 @@ def simulate(
     if sandblaster is not None:
         arguments.refuse_all_but(
             "sandblaster, which has portions of its own",
-            dynamic_shares=(dynamic_shares, False),
             work=(work, "shares"),
         )
         return minimization.simulate(
@@ -169,9 +166,7 @@ def simulate(
             data,
             exchange,
             name,
-            shares=data_lib.Shares(
-                data.num_batches, epochs, num_workers, dynamic_shares
-            ),
+            shares=data_lib.Shares(data.num_batches, epochs, num_workers),
             num_workers=num_workers,
             num_batches=data.num_batches * epochs,
             compute=cluster["compute"],
@@ -185,13 +180,7 @@ def simulate(
         )
     method = as_method(strategy).resolve(num_workers)
     shares = arguments.shares(
-        data.num_batches,
-        epochs,
-        num_workers,
-        method,
-        dynamic_shares,
-        work,
-        portions_per_worker,
+        data.num_batches, epochs, num_workers, method, work, portions_per_worker
     )
     model = training_loop.make_model(model_fn, seed, method)
     push, pull = traffic.of_exchanges(
@@ -264,7 +253,8 @@ def timing(
       compute: A `ComputeTime`; default: `Gamma(0.1)`.
       network: A `Network`; default: one that takes no time.
       failures: `Failure`s.
-      dynamic_shares: As for `simulate`.
+      dynamic_shares: Whether workers take the next batch that nobody has
+        taken, until all are.
       work: As for `simulate`.
       portions_per_worker: As for `simulate`.
       seed: Of compute times.
@@ -315,9 +305,9 @@ def timing(
             epochs,
             num_workers,
             method,
-            dynamic_shares,
             work,
             portions_per_worker,
+            dynamic_shares,
         ),
         size_of=lambda batch: batch_size,
         push_bytes=push,
