@@ -19,7 +19,6 @@ import contextlib
 import math
 import statistics
 
-from absl import app
 from absl import flags
 from harness import gated_training
 from harness import gated_worker
@@ -27,7 +26,6 @@ from harness import program
 from harness import update_rates
 import numpy as np
 
-import tfdist
 from tfdist import tables
 
 METHODS = (*gated_worker.STRATEGIES, "mwms", "alone")
@@ -70,13 +68,6 @@ WARM_UP_STEPS = 3
 
 def main():
     """Measures, prints a table and a line of JSON."""
-    for method in FLAGS.methods:
-        needed, _ = gated_worker.STRATEGIES.get(method, (None, None))
-        if needed and needed not in tfdist.__all__:
-            raise app.UsageError(
-                f"Method {method} needs tfdist.{needed}, which is not there; "
-                "leave it out of --methods."
-            )
     sleeps = gated_worker.Sleeps(
         FLAGS.step_seconds,
         FLAGS.slow_times,

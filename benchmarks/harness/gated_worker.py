@@ -11,6 +11,7 @@ import traceback
 
 import numpy as np
 
+from harness import own_batches
 import tfdist
 
 FEATURES = 64
@@ -68,34 +69,25 @@ class Sleeps:
         return self.seconds * (1.0 + slow * (self.times - 1))
 
 
-def _sync():
-    return tfdist.ParameterServerStrategy(
-        synchronization=tfdist.synchronization.Sync(backup_workers=0)
-    )
-
-
-# Method -> what tfdist has to have, and what makes the strategy.
+# Method -> what makes the strategy of a worker, or serves and does not return.
 STRATEGIES = {
-    "sync": ("synchronization", _sync),
-    "backup_workers": (
-        "BackupWorkersStrategy",
-        lambda: tfdist.BackupWorkersStrategy(backup_workers=BACKUP_WORKERS),
+    "sync": lambda: tfdist.ParameterServerStrategy(
+        synchronization=tfdist.synchronization.Sync(backup_workers=0)
     ),
-    "softsync": (
-        "SoftSyncStrategy",
-        lambda: tfdist.SoftSyncStrategy(s=GRADIENTS_PER_UPDATE),
+    "backup_workers": lambda: tfdist.BackupWorkersStrategy(
+        backup_workers=BACKUP_WORKERS
     ),
-    "bounded_staleness": (
-        "BoundedStalenessStrategy",
-        lambda: tfdist.BoundedStalenessStrategy(max_staleness=MAX_STALENESS),
+    "softsync": lambda: tfdist.SoftSyncStrategy(s=GRADIENTS_PER_UPDATE),
+    "bounded_staleness": lambda: tfdist.BoundedStalenessStrategy(
+        max_staleness=MAX_STALENESS
     ),
-    "async": ("AsyncStrategy", lambda: tfdist.AsyncStrategy()),
+    "async": lambda: tfdist.AsyncStrategy(),
 }
 
 
 def serve(method):
     """Runs a parameter server of tfdist; does not return."""
-    STRATEGIES[method][1]()
+    STRATEGIES[method]()
 
 
 def tfdist_worker(method, worker, sleeps, seed):
@@ -110,9 +102,9 @@ def tfdist_worker(method, worker, sleeps, seed):
     Returns:
         A `Training`.
     """
-    strategy = STRATEGIES[method][1]()
+    strategy = STRATEGIES[method]()
     model = _compiled_model(strategy)
-    data = _batches().with_options(_every_worker_all())
+    data = own_batches.whole(_batches())
 
     def train(gate):
         callbacks = [gate, *sleeps.stragglers(worker, seed)]
@@ -152,10 +144,7 @@ def lone_worker(worker, sleeps, seed):
 def mirrored_worker(worker, sleeps, seed):
     """Builds a worker of TensorFlow's own `MultiWorkerMirroredStrategy`.
 
-    `model.fit` of Keras 3 fails under it: the batch that it builds the model
-    from is a tuple, which `strategy.reduce` does not take, and its train
-    function takes the mean of scalars over axis 0. So this is a loop around
-    the model's own `train_step`, which all-reduces the gradients.
+    It is a loop around `own_batches.mirrored_step`.
 
     Args:
         worker: its number.
@@ -169,15 +158,7 @@ def mirrored_worker(worker, sleeps, seed):
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     model = _compiled_model(strategy)
-    with strategy.scope():
-        model.optimizer.build(model.trainable_variables)
-    iterator = iter(
-        strategy.distribute_datasets_from_function(lambda context: _batches())
-    )
-
-    @tf.function
-    def step():
-        strategy.run(model.train_step, args=(next(iterator),))
+    step = own_batches.mirrored_step(strategy, model, _batches())
 
     def train(gate):
         callbacks = [gate, *sleeps.stragglers(worker, seed)]
@@ -285,13 +266,3 @@ def _batches():
     x = tf.ones([BATCH_SIZE, FEATURES])
     y = tf.zeros([BATCH_SIZE, CLASSES])
     return tf.data.Dataset.from_tensors((x, y)).repeat()
-
-
-def _every_worker_all():
-    import tensorflow as tf
-
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = (
-        tf.data.experimental.AutoShardPolicy.OFF
-    )
-    return options

@@ -2,6 +2,8 @@
 
 import time
 
+from harness import own_batches
+
 BATCH_SIZE = 32
 FEATURES = 32
 CLASSES = 10
@@ -50,12 +52,8 @@ def _measure(strategy, optimizers):
     images = tf.random.normal([16 * BATCH_SIZE, FEATURES])
     labels = tf.random.uniform([16 * BATCH_SIZE], 0, CLASSES, tf.int64)
     data = tf.data.Dataset.from_tensor_slices((images, labels))
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = (
-        tf.data.experimental.AutoShardPolicy.OFF
-    )
     data = data.batch(BATCH_SIZE, drop_remainder=True).cache().repeat()
-    data = data.with_options(options)
+    data = own_batches.whole(data)
 
     def build(optimizer):
         with strategy.scope():

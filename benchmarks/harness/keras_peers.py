@@ -8,6 +8,7 @@ import json
 import os
 import time
 
+from harness import own_batches
 from harness import peer_models
 import tfdist
 
@@ -47,22 +48,13 @@ def plain(shape):
 
 
 def mirrored(shape):
-    """A loop under `tf.distribute.MultiWorkerMirroredStrategy`.
-
-    `model.fit` of Keras 3 fails there; its `train_step` does not.
-    """
+    """A loop under `tf.distribute.MultiWorkerMirroredStrategy`."""
     import tensorflow as tf
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     model = _compiled(shape, strategy)
-    with strategy.scope():
-        model.optimizer.build(model.trainable_variables)
     data = dataset(shape, worker_number())
-    iterator = iter(strategy.distribute_datasets_from_function(lambda _: data))
-
-    @tf.function
-    def step():
-        strategy.run(model.train_step, args=(next(iterator),))
+    step = own_batches.mirrored_step(strategy, model, data)
 
     def train(steps):
         ends = []
@@ -137,15 +129,10 @@ def dataset(shape, worker):
     """The batches of a worker again and again, a `tf.data.Dataset`."""
     import tensorflow as tf
 
-    options = tf.data.Options()
-    # Each worker has data of its own.
-    options.experimental_distribute.auto_shard_policy = (
-        tf.data.experimental.AutoShardPolicy.OFF
-    )
     batches = tf.data.Dataset.from_tensor_slices(
         peer_models.batches(shape, worker)
     )
-    return batches.repeat().with_options(options)
+    return own_batches.whole(batches.repeat())
 
 
 def _fitting(shape, strategy):

@@ -6,6 +6,7 @@ Each function builds something in a process of its own; see `children.Child`.
 import time
 
 from harness import fit_clock
+from harness import own_batches
 
 WIDTH, BATCH, FEATURES = 64, 256, 20
 RATES = {"sgd": 0.01, "adagrad": 0.001, "rmsprop": 0.001, "adam": 0.001}
@@ -32,13 +33,9 @@ def batches(rows, seed):
     random = np.random.default_rng(seed)
     ids = random.zipf(1.1, (64 * BATCH, FEATURES)) % rows
     targets = random.integers(0, 2, (64 * BATCH, 1)).astype("float32")
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = (
-        tf.data.experimental.AutoShardPolicy.OFF
-    )
     data = tf.data.Dataset.from_tensor_slices((ids.astype("int32"), targets))
     data = data.repeat().batch(BATCH, drop_remainder=True).prefetch(2)
-    return data.with_options(options)
+    return own_batches.whole(data)
 
 
 def worker(

@@ -3,6 +3,8 @@
 import threading
 import time
 
+from harness import own_batches
+
 
 def serve(directory, every):
     """Runs a parameter server that keeps snapshots; does not return.
@@ -61,11 +63,7 @@ def worker(variables, size):
             self.model.stop_training = over.is_set()
 
     data = tf.data.Dataset.from_tensors((tf.ones([8, 1]), tf.ones([8, 1])))
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = (
-        tf.data.experimental.AutoShardPolicy.OFF
-    )
-    data = data.repeat().with_options(options)
+    data = own_batches.whole(data.repeat())
     failures = []
 
     def train():

@@ -8,6 +8,7 @@ Each function builds something in a process of its own; see `children.Child`.
 """
 
 from harness import fit_clock
+from harness import own_batches
 
 # Tables, rows of each, width, and how many ids each of its features has.
 TABLES = (
@@ -67,13 +68,9 @@ def batches(batch_size, shrink, seed):
     numbers = random.uniform(0, 100, (size, NUMBERS)).astype("float32")
     targets = random.integers(0, 2, (size, 1)).astype("float32")
     inputs = {"ids": np.concatenate(ids, 1), "numbers": numbers}
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = (
-        tf.data.experimental.AutoShardPolicy.OFF
-    )
     data = tf.data.Dataset.from_tensor_slices((inputs, targets))
     data = data.batch(batch_size, drop_remainder=True).cache().repeat()
-    return data.prefetch(2).with_options(options)
+    return own_batches.whole(data.prefetch(2))
 
 
 def build(shrink):
