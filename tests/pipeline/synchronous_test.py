@@ -21,16 +21,6 @@ from tfdist.pipeline import schedules
 SCHEDULES = schedules.SYNCHRONOUS
 
 
-@pytest.fixture
-def float64():
-    """Rounding errors are then no excuse."""
-    for dtype in ("float64", "float32"):
-        keras.config.set_floatx(dtype)
-        keras.config.set_dtype_policy(dtype)
-        if dtype == "float64":
-            yield
-
-
 # The gradient.
 
 

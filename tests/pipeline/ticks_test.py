@@ -16,16 +16,7 @@ from tfdist.pipeline import pipelined
 from tfdist.pipeline import schedules
 from tfdist.pipeline import versions
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    before = keras.config.floatx()
-    # A policy that a test before this one has set would win.
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    yield
-    keras.config.set_floatx(before)
-    keras.config.set_dtype_policy(before)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 class Sum(keras.metrics.Metric):
