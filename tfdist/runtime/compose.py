@@ -150,7 +150,9 @@ def compose(
                 stalled_after=stalled_after,
             )
     if config.num_workers > 1:
-        parts["evaluations"] = lambda _: evaluations.OwnEvaluations()
+        parts["evaluations"] = lambda made: evaluations.OwnEvaluations(
+            made.local.show_anchor
+        )
     if not config.is_chief:
         refusals.refuse_to_open()
     made = runtime.Runtime(

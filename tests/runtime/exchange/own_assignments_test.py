@@ -162,7 +162,8 @@ def test_spectral_normalization_by_asynchronous_workers_is_refused(run_eagerly):
     model.run_eagerly = run_eagerly
     x, y = np.ones([1, 3]), np.ones([1, 1])
     model.train_on_batch(x, y)
-    strategy._runtime.evaluations = evaluations.OwnEvaluations()
+    runtime = strategy._runtime
+    runtime.evaluations = evaluations.OwnEvaluations(runtime.local.show_anchor)
     model.train_function = None
     with pytest.raises(ValueError, match="SpectralNormalization: each forward"):
         model.train_on_batch(x, y)
@@ -172,7 +173,9 @@ def test_spectral_normalization_by_asynchronous_workers_is_refused(run_eagerly):
 def test_spectral_normalization_by_synchronous_workers():
     workers = virtual_workers.VirtualWorkers(2, None, Sync(), normalized)
     for runtime in workers.runtimes:
-        runtime.evaluations = evaluations.OwnEvaluations()
+        runtime.evaluations = evaluations.OwnEvaluations(
+            runtime.local.show_anchor
+        )
     random = np.random.default_rng(0)
     for _ in range(20):
         batches = [

@@ -43,7 +43,8 @@ def made(strategy, layers=(), optimizer=None, **compile_arguments):
         optimizer: arguments of SGD.
         **compile_arguments: more.
     """
-    strategy._runtime.evaluations = evaluations.OwnEvaluations()
+    runtime = strategy._runtime
+    runtime.evaluations = evaluations.OwnEvaluations(runtime.local.show_anchor)
     with strategy.scope():
         model = keras.Sequential(
             [
@@ -267,6 +268,43 @@ def test_own_steps_outlive_an_evaluation_between_two_exchanges():
         callbacks=[SwapAlone()],
         verbose=0,
     )
+    assert float(kernel_of(model).numpy()[0, 0]) == -2 * DATA.sum()
+
+
+class Factor(keras.layers.Layer):
+    """Multiplies by a number that nothing trains."""
+
+    def build(self, input_shape):
+        del input_shape
+        self.factor = self.add_weight(
+            shape=(), initializer="ones", trainable=False
+        )
+
+    def call(self, inputs):
+        return inputs * self.factor
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_what_is_assigned_between_two_exchanges_is_evaluated_and_put_back(ends):
+    """After a training step, before anything has read a weight."""
+    strategy = tfdist.ParameterAveragingStrategy(period=2)
+    with strategy.scope():
+        layer = Factor()
+    model = made(strategy, [layer])
+    callback = keras.callbacks.LambdaCallback(
+        on_test_begin=lambda logs: layer.factor.assign(0.0),
+        on_test_end=lambda logs: ends and layer.factor.assign(1.0),
+    )
+    history = model.fit(
+        DATA,
+        DATA,
+        batch_size=1,
+        epochs=2,
+        validation_data=(DATA, DATA),
+        callbacks=[callback],
+        verbose=0,
+    ).history
+    assert history["val_loss"] == [0.0, 0.0]
     assert float(kernel_of(model).numpy()[0, 0]) == -2 * DATA.sum()
 
 

@@ -16,12 +16,18 @@ from tfdist.runtime.variables.server_scope import read_replica
 
 
 class OwnEvaluations:
-    """The evaluations and predictions of one of several workers."""
+    """The evaluations and predictions of one of several workers.
+
+    Args:
+      show_anchor: Callable that makes the replicas hold what the servers gave
+        last, which is evaluated, and not a worker's weights between exchanges.
+    """
 
     # Whether what they assign is this worker's own.
     are_own = True
 
-    def __init__(self):
+    def __init__(self, show_anchor):
+        self._show_anchor = show_anchor
         # The call of which assignments are known; None without any.
         self._call = None
         # By id, variables that it has assigned, and their values before.
@@ -60,6 +66,7 @@ class OwnEvaluations:
             return False
         if self._call is None:
             self._begin(frame)
+        self._show_anchor()
         if id(variable) not in self._before:
             self._before[id(variable)] = variable, read_replica(variable)
         return True
@@ -92,6 +99,7 @@ class OwnEvaluations:
 
     def _restore(self):
         before, self._before, self._call = self._before, {}, None
+        self._show_anchor()
         for variable, value in before.values():
             variable.assign_replica(value)
 
