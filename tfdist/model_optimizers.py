@@ -7,6 +7,14 @@ import tensorflow as tf
 
 from tfdist import private_keras
 
+# Their variables hold what weights have been made of: a step overwrites these.
+# Older versions of Keras have the first alone.
+_COMPUTES_WEIGHTS = tuple(
+    getattr(keras.optimizers, name)
+    for name in ("Ftrl", "ScheduleFreeAdamW")
+    if hasattr(keras.optimizers, name)
+)
+
 
 def optimizers_of(model):
     """Returns the optimizers among a model's attributes, each once, a list.
@@ -31,6 +39,29 @@ def update_rules_of(model):
       model: A `keras.Model`.
     """
     return [one for one in optimizers_of(model) if not _wrapped_by(one)]
+
+
+def check_adds_updates(optimizer, method):
+    """Refuses an optimizer that undoes what other workers do to weights.
+
+    Args:
+      optimizer: A Keras optimizer.
+      method: Name of the method that lets workers do so, for messages.
+
+    Raises:
+      NotImplementedError: It computes weights from variables of its own.
+    """
+    found = []
+    _collect(optimizer, found)
+    for one in found:
+        if isinstance(one, _COMPUTES_WEIGHTS):
+            raise NotImplementedError(
+                f"With {method} other workers change weights as well, and an "
+                "optimizer that computes weights from variables of its own "
+                "undoes their updates: use one that adds an update to the "
+                "weights, such as Adam or SGD. Received: "
+                f"{one.name!r} of class {type(one).__name__}."
+            )
 
 
 def described(optimizers):

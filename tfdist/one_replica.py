@@ -140,9 +140,22 @@ def is_trainable(variable):
     Args:
       variable: One that `note_keras_variable` has seen, or a `tf.Variable`.
     """
-    reference = getattr(variable, "keras_variable", None)
-    known = reference and reference()
+    known = _keras_variable_of(variable)
     return variable.trainable if known is None else known.trainable
+
+
+def constraint_of(variable):
+    """Returns what Keras applies to a variable after each update, or None.
+
+    Args:
+      variable: As of `is_trainable`.
+    """
+    return getattr(_keras_variable_of(variable), "constraint", None)
+
+
+def _keras_variable_of(variable):
+    reference = getattr(variable, "keras_variable", None)
+    return reference and reference()
 
 
 class WorkerExtended(OneReplicaExtended):

@@ -60,7 +60,6 @@ OPTIMIZERS = {
             optimizers.Adam(0.01), {"dense.*": optimizers.SGD(0.1, 0.9)}
         )
     ),
-    "schedule free": lambda: optimizers.ScheduleFreeAdamW(0.05),
 }
 
 
@@ -132,12 +131,6 @@ def test_optimizers(optimizer):
     if optimizer not in ("loss scale", "two"):
         assert steps == STEPS * EPOCHS
         assert strategy.updates_applied()[0] == 3
-
-
-@pytest.mark.nightly
-def test_blocks_leave_a_point_of_the_optimizer_alone():
-    strategy = tfdist.BMUFStrategy(PERIOD, block_momentum=0.0)
-    check(strategy, optimizer="schedule free")
 
 
 @pytest.mark.nightly

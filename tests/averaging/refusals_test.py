@@ -1,6 +1,7 @@
 """What cannot be: errors that say so."""
 
 import functools
+import types
 
 import keras
 import numpy as np
@@ -252,6 +253,31 @@ def _train(optimizer, *, local_steps=3, model=perceptron, steps=4):
 def test_an_average_of_own_weights():
     with pytest.raises(ValueError, match="use_ema=True keeps an average of"):
         _train(lambda: keras.optimizers.SGD(0.1, use_ema=True))
+
+
+@pytest.mark.parametrize("name", ["Ftrl", "ScheduleFreeAdamW"])
+def test_weights_that_are_computed_from_state_of_the_worker_s_own(name):
+    """Each step would undo what the others have done."""
+    with pytest.raises(
+        NotImplementedError, match=f"ParameterAv.*of class {name}"
+    ):
+        _train(
+            lambda: keras.optimizers.LossScaleOptimizer(
+                getattr(keras.optimizers, name)(0.1)
+            )
+        )
+
+
+def test_a_constraint_of_a_variable_in_pieces():
+    variable = keras.Variable(np.ones(4), name="kernel")
+    part = types.SimpleNamespace(
+        name="kernel", pieces=[0, 1], keras_variable=lambda: variable
+    )
+    outer = ParameterAveraging(3).resolve(Sync(), None, 2).outer_optimizer()
+    local_optimizers.check_pieces([part], outer)
+    variable.constraint = keras.constraints.NonNeg()
+    with pytest.raises(ValueError, match="'kernel' is split .*NonNeg"):
+        local_optimizers.check_pieces([part], outer)
 
 
 def test_gradients_of_steps_that_are_not_taken():

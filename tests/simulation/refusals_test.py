@@ -130,6 +130,17 @@ def test_what_peers_refuse_is_refused_here(strategy, model_fn, message):
         )
 
 
+def test_what_local_steps_refuse_is_refused_here():
+    with pytest.raises(ValueError, match="ParameterAveraging .*of class Ftrl"):
+        simulation.simulate(
+            quadratic.model_fn(keras.optimizers.Ftrl),
+            (quadratic.X, quadratic.Y),
+            "parameter_averaging",
+            num_workers=2,
+            batch_size=4,
+        )
+
+
 @pytest.mark.parametrize("strategy", ["sync", "softsync:n=1"])
 def test_what_servers_refuse_is_refused_here(strategy):
     def averaged():

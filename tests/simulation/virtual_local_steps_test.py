@@ -274,6 +274,19 @@ def test_one_worker_is_plain_keras(strategy):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
+def test_parameters_meet_constraints():
+    """Of the data, one weight would be negative."""
+
+    def model_fn():
+        model = quadratic.model_fn()()
+        model.trainable_variables[0].constraint = keras.constraints.NonNeg()
+        model.set_weights([np.ones([quadratic.SIZE, 1])])
+        return model
+
+    history = simulate("diloco:period=1", 1, model_fn=model_fn)
+    assert quadratic.weights_of(history).min() >= 0.0
+
+
 def test_long_periods_are_no_idleness():
     """Real workers are given up after 600 seconds without a sign of work."""
     history = simulate(

@@ -156,33 +156,22 @@ class LocalSteps(comparable.Comparable, abc.ABC):
         return fresh
 
 
-def is_momentum(name, optimizer):
+def is_momentum(name):
     """Whether an optimizer's variable of that name is a momentum.
 
     Second moments are not: with the steps that it has counted, Adam takes
-    those that start afresh for old ones. Nor is what `ScheduleFreeAdamW` calls
-    its momentum: that is a point z from which it computes the parameters
-    (Defazio et al. 2024, "The Road Less Scheduled").
+    those that start afresh for old ones.
 
     Args:
       name: As Keras makes it of a parameter's and of the slot's name.
-      optimizer: The `keras.optimizers.Optimizer`.
     """
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    return not has_points(optimizer) and _ends(name, "momentum")
-
-
-def has_points(optimizer):
-    """Whether an optimizer's "momenta" are points, see `is_momentum`."""
-    # Not every Keras has it.
-    points = getattr(keras.optimizers, "ScheduleFreeAdamW", ())
-    return isinstance(optimizer, points)
+    return _ends(name, "momentum")
 
 
 def is_sum(name):
     """Whether an optimizer's variable of that name is a sum of squares.
 
-    As those of Adagrad and Ftrl, which need not begin at 0. The accumulated
+    As those of Adagrad, which need not begin at 0. The accumulated
     gradients of `gradient_accumulation_steps` are not.
 
     Args:

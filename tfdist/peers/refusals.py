@@ -1,14 +1,6 @@
 """Optimizers and variables that workers which send to each other refuse."""
 
-import keras
-
-# Their variables hold what weights have been made of: a step overwrites these.
-# Older versions of Keras have the first alone.
-_COMPUTES_WEIGHTS = tuple(
-    getattr(keras.optimizers, name)
-    for name in ("Ftrl", "ScheduleFreeAdamW")
-    if hasattr(keras.optimizers, name)
-)
+from tfdist import model_optimizers
 
 
 def check(optimizer, variables, strategy):
@@ -39,14 +31,7 @@ def check(optimizer, variables, strategy):
             "nothing: use optimizers without `use_ema`. Received: "
             f"{one.name!r} with use_ema=True."
         )
-    if isinstance(one, _COMPUTES_WEIGHTS):
-        raise NotImplementedError(
-            f"With {strategy} other workers change weights as well, and "
-            "an optimizer that computes weights from variables of its own "
-            "undoes their updates: use one that adds an update to the "
-            "weights, such as Adam or SGD. Received: "
-            f"{one.name!r} of class {type(one).__name__}."
-        )
+    model_optimizers.check_adds_updates(one, strategy)
     for variable in variables:
         if getattr(variable, "overwrite_with_gradient", False):
             raise NotImplementedError(

@@ -120,7 +120,10 @@ class LocalPushes:
     def apply(self, pushed):
         """Builds what servers do with what was pushed for an update, a list."""
         rate = keras.ops.convert_to_tensor(self.optimizer.learning_rate)
-        for parameter, value in zip(self.parameters, pushed, strict=True):
+        constraints = [v.constraint for v in self._model.trainable_variables]
+        for parameter, value, constraint in zip(
+            self.parameters, pushed, constraints, strict=True
+        ):
             variable = parameter.value
             applied = self._method.apply(variable.read_value(), value)
             if applied is None:
@@ -129,6 +132,8 @@ class LocalPushes:
                 )
             else:
                 variable.assign(applied)
+            if constraint is not None:
+                parameter.assign(constraint(variable.read_value()))
         self.optimizer.iterations.assign_add(1)
 
     def settle(self, server):

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import tqdm
 
+from tfdist import model_optimizers
 from tfdist.simulation import data as data_lib
 from tfdist.simulation import history as history_lib
 from tfdist.simulation.actions import Drop
@@ -50,6 +51,13 @@ def check_model(model, method):
         method.synchronization.averages,
         takes_local_steps=method.local_steps is not None,
     )
+    if method.local_steps is not None:
+        try:
+            model_optimizers.check_adds_updates(
+                model.optimizer, type(method.local_steps).__name__
+            )
+        except NotImplementedError as error:
+            raise ValueError(str(error)) from error
     if method.correction is not None:
         method.correction.check_optimizer(
             method.server_optimizer(model.optimizer)

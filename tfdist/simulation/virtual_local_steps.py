@@ -70,7 +70,7 @@ class VirtualLocalSteps:
         self._resets = [
             place
             for place, slot in enumerate(slots, self.num_states)
-            if method.reset_momentum and is_momentum(slot.name, self._optimizer)
+            if method.reset_momentum and is_momentum(slot.name)
         ]
         self._needs_points = method.keeps_own
         # Whether a worker's weights are of use after a push.
@@ -116,9 +116,11 @@ class VirtualLocalSteps:
           fresh: List of tensors.
         """
         if self._needs_points:
-            own.parameters = self._adopt(
-                own.parameters, own.point, own.anchor, fresh
-            )
+            kept = self._adopt(own.parameters, own.point, own.anchor, fresh)
+            own.parameters = [
+                variable.constraint(value) if variable.constraint else value
+                for variable, value in zip(self._parameters, kept, strict=True)
+            ]
         else:
             own.parameters = fresh
         own.anchor = fresh

@@ -74,8 +74,7 @@ class BMUFStrategy(ParameterServerStrategy):
       block_rate: The paper's zeta.
       nesterov: Whether workers begin at the point ahead.
       reset_momentum: Whether the local momentum starts afresh with each
-        block, without which training often diverges. `ScheduleFreeAdamW` has
-        none and goes on as it is.
+        block, without which training often diverges.
       warmup_steps: Local steps during which the period is 1.
       **kwargs: Arguments of `ParameterServerStrategy`, documented there: all
         but `local_steps`; `synchronization` is `Sync()` by default.

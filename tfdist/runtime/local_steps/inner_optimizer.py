@@ -5,7 +5,6 @@ import weakref
 
 import tensorflow as tf
 
-from tfdist import private_keras
 from tfdist.averaging import base as averaging
 from tfdist.runtime.variables.server_scope import read_replica
 from tfdist.runtime.variables.variables import Role
@@ -161,11 +160,8 @@ def begin_anew(inner, finite):
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     # Adagrad's sums do not begin with zero.
     sums_begin = getattr(optimizer, "initial_accumulator_value", 0.0)
-    points = _points(optimizer)
 
     def first_of(variable):
-        if id(variable) in points:
-            return read_replica(points[id(variable)])
         is_sum = averaging.is_sum(variable.name)
         return tf.cast(sums_begin if is_sum else 0.0, variable.dtype)
 
@@ -182,19 +178,8 @@ def begin_anew(inner, finite):
     tf.cond(finite, lambda: False, begin)
 
 
-def _points(optimizer):
-    """By id of a slot that begins as a copy of a parameter, the parameter."""
-    if not averaging.has_points(optimizer):
-        return {}
-    return {
-        id(private_keras.slot(optimizer, "_momentums", one).value): one.value
-        for one in private_keras.trained_by(optimizer)
-    }
-
-
 def reset_momentum(inner):
     """Builds: an inner optimizer's momenta are as at the beginning."""
-    optimizer = inner.optimizer()
     for variable in inner.state(Role.LOCAL):
-        if averaging.is_momentum(variable.name, optimizer):
+        if averaging.is_momentum(variable.name):
             variable.assign(tf.zeros_like(variable), read_value=False)

@@ -5,6 +5,7 @@ import functools
 import keras
 import tensorflow as tf
 
+from tfdist import one_replica
 from tfdist.runtime.exchange import records as records_lib
 from tfdist.runtime.exchange import step as step_lib
 from tfdist.runtime.exchange import subgraph_replay
@@ -218,6 +219,9 @@ class LocalExchange:
                 assign(shadow, fresh)
                 continue
             own = kept(variable.ordinal, fresh)
+            constraint = one_replica.constraint_of(variable)
+            if constraint is not None:
+                own = tf.cast(constraint(own), variable.dtype)
             if shows_own:
                 assign(shadow, fresh)
                 assign(variable.local_handle, own)
@@ -268,11 +272,17 @@ class LocalExchange:
     def _outer_rule(self, outer):
         def rule(variable, pushed):
             applied = self._method.apply(variable, pushed)
-            if applied is not None:
+            if applied is None:
+                rate = keras.ops.convert_to_tensor(outer.learning_rate)
+                rate = tf.cast(rate, variable.dtype)
+                outer.update_step(pushed, variable, rate)
+            else:
                 variable.assign(applied, read_value=False)
-                return
-            rate = keras.ops.convert_to_tensor(outer.learning_rate)
-            outer.update_step(pushed, variable, tf.cast(rate, variable.dtype))
+            # The workers' weights meet it; their mean, or a step of the outer
+            # optimizer, need not.
+            constraint = one_replica.constraint_of(variable)
+            if constraint is not None:
+                _replace(variable, constraint(variable.read_value()))
 
         return rule
 

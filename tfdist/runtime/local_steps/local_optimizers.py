@@ -8,6 +8,8 @@ import contextlib
 
 import tensorflow as tf
 
+from tfdist import model_optimizers
+from tfdist import one_replica
 from tfdist import private_keras_variables
 from tfdist.runtime.exchange import step as step_lib
 from tfdist.runtime.variables import traced_calls
@@ -109,8 +111,12 @@ class LocalOptimizers:
           parameters: List of the parameters that it trains.
 
         Raises:
+          NotImplementedError: It computes weights from variables of its own.
           ValueError: It cannot take local steps of these.
         """
+        model_optimizers.check_adds_updates(
+            optimizer, type(self._method).__name__
+        )
         if getattr(optimizer, "use_ema", False):
             raise ValueError(
                 "use_ema=True keeps an average of each worker's own weights, "
@@ -219,10 +225,27 @@ def check_epsilon(parameters, outer):
 
 
 def check_pieces(parameters, outer):
-    """Refuses an outer optimizer for which pieces are not like the whole."""
+    """Refuses what makes of pieces something else than of the whole.
+
+    Args:
+      parameters: List of the parameters that it updates.
+      outer: The outer optimizer.
+
+    Raises:
+      ValueError: The outer optimizer, or the constraint of a parameter.
+    """
     for parameter in parameters:
-        if parameter.pieces:
-            step_lib.check_elementwise(parameter, outer)
+        if not parameter.pieces:
+            continue
+        step_lib.check_elementwise(parameter, outer)
+        constraint = one_replica.constraint_of(parameter)
+        if constraint is not None:
+            raise ValueError(
+                "A constraint looks at whole variables, and "
+                f"{parameter.name!r} is split over servers by "
+                "variable_partitioner. Leave one of the two out. Received: "
+                f"constraint={type(constraint).__name__}."
+            )
 
 
 def _ordinals(variables):
