@@ -79,7 +79,7 @@ def main(argv):
         verbose=2 if is_chief else 0,
     )
     if is_chief:
-        if cluster is not None:
+        if cluster is not None and cluster.num_ps:
             held = [f"{n / 2**20:.0f}" for n in strategy.bytes_per_server]
             print(f"MB of variables on each server: {', '.join(held)}")
         if best is not None:

@@ -29,3 +29,17 @@ def test_workers_with_tables_find_the_hidden_structure(tmp_path, strategy):
     (best,) = re.findall(r"probabilities themselves: ([\d.]+)", chief)
     # A coin has 0.5; one process comes to 0.71.
     assert 0.62 < max(found) < float(best)
+
+
+def test_workers_without_servers_train_to_the_end(tmp_path):
+    flags = (
+        "--users=200",
+        "--items=200",
+        "--examples=2000",
+        "--epochs=1",
+        "--table_mb=0",
+        "--strategy=peer_to_peer",
+    )
+    outputs = scripts.run(tmp_path, PROGRAM, flags, {"worker": 2})
+    assert "probabilities themselves" in outputs["worker-0"]
+    assert "on each server" not in outputs["worker-0"]
