@@ -64,6 +64,15 @@ def left_over(expected):
     )
 
 
+def fetched_over(value):
+    """The cell of Downpour where a compiled optimizer's settings are nothing.
+
+    Args:
+        value: what a weight is by the servers' optimizer.
+    """
+    return Documented(value, "averaging.md", "a fetch overwrites the result")
+
+
 def scaled(expected, factor):
     """All numbers of an expectation times a factor."""
     return {kind: factor * value for kind, value in expected.items()}

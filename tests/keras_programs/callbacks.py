@@ -10,11 +10,13 @@ from tests.keras_programs import optimizers
 from tests.keras_programs.arithmetic import OWN
 from tests.keras_programs.arithmetic import alike
 from tests.keras_programs.arithmetic import by_updates
+from tests.keras_programs.arithmetic import fetched_over
 from tests.keras_programs.arithmetic import linear
 from tests.keras_programs.arithmetic import scaled
 from tests.keras_programs.arithmetic import together
 from tests.keras_programs.columns import COLUMNS
 from tests.keras_programs.table import Documented
+from tests.keras_programs.table import Each
 from tests.keras_programs.table import Loose
 from tests.keras_programs.table import Refused
 from tests.keras_programs.table import of
@@ -29,7 +31,10 @@ _HALVED = {
 }
 
 
-@row(linear(OWN))
+_MINUS_ONE = {**alike(-1.0), "alone": Each((-1.0, -1.0))}
+
+
+@row(together(linear(OWN), _MINUS_ONE))
 def weights_swapped_for_validation(strategy, worker):
     """A callback that swaps the weights during validation."""
     model = kit.compiled(strategy)
@@ -43,13 +48,13 @@ def weights_swapped_for_validation(strategy, worker):
         on_test_begin=swap,
         on_test_end=lambda logs: model.set_weights(kept.pop()),
     )
-    model.fit(
+    history = model.fit(
         kit.own(worker),
         verbose=0,
         validation_data=(_ONE, _ONE),
         callbacks=[swapping],
-    )
-    return kit.weight(strategy, model)
+    ).history
+    return kit.weight(strategy, model), *history["val_loss"]
 
 
 def _averages():
@@ -101,7 +106,7 @@ def averages_swapped_at_epochs(strategy, worker):
     return _swapped(strategy, worker, True)
 
 
-@row(_HALVED, downpour=linear(OWN, _SECOND)["sum"])
+@row(_HALVED, downpour=fetched_over(linear(OWN, _SECOND)["sum"]))
 def rate_set_between_fits(strategy, worker):
     """The chief sets the learning rate between two calls of `fit`."""
     model = kit.compiled(strategy)
@@ -125,7 +130,7 @@ def rate_lowered_by_a_plateau(strategy, worker):
         epochs=3,
         verbose=0,
         validation_data=(zero, zero),
-        callbacks=[plateau],
+        callbacks=[plateau] if worker == 0 else [],
     )
     model.fit(kit.own(worker), verbose=0)
     return kit.numbers(strategy, [model.optimizer.learning_rate])[0]
@@ -274,7 +279,8 @@ _WHEN_IT_COMES = Loose(_HALVED_IN_EPOCHS["sum"])
         "sum": _WHEN_IT_COMES,
         "half": _WHEN_IT_COMES,
         "loose": _WHEN_IT_COMES,
-    }
+    },
+    downpour=fetched_over(linear(OWN, OWN)["sum"]),
 )
 def rate_of_each_epoch(strategy, worker):
     """`LearningRateScheduler`, which halves the rate in the second epoch."""

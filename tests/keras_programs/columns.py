@@ -151,15 +151,15 @@ _ALL = (
 )
 COLUMNS = {column.name: column for column in _ALL}
 
-AVERAGING = (
-    "backup_workers",
-    "sync",
-    "softsync",
+LOCAL_STEPS = (
     "async_local_sgd",
     "downpour",
     "easgd",
     *(column.name for column in _ALL if column.kind == "local"),
 )
+"""Methods whose workers have weights of their own between exchanges."""
+
+AVERAGING = ("backup_workers", "sync", "softsync", *LOCAL_STEPS)
 """Methods of whose updates several steps or gradients are part."""
 
 RINGS = tuple(name for name in COLUMNS if name.endswith("(ring)"))

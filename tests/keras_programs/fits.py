@@ -7,11 +7,11 @@ import tensorflow as tf
 from tests.keras_programs import kit
 from tests.keras_programs.arithmetic import OWN
 from tests.keras_programs.arithmetic import alike
+from tests.keras_programs.arithmetic import fetched_over
 from tests.keras_programs.arithmetic import linear
 from tests.keras_programs.arithmetic import scaled
 from tests.keras_programs.arithmetic import together
 from tests.keras_programs.columns import RINGS
-from tests.keras_programs.table import Documented
 from tests.keras_programs.table import Loose
 from tests.keras_programs.table import Refused
 from tests.keras_programs.table import of
@@ -75,7 +75,7 @@ _HALF_RATE = {
 }
 
 
-@row(_HALF_RATE, downpour=linear(OWN, _SECOND)["sum"])
+@row(_HALF_RATE, downpour=fetched_over(linear(OWN, _SECOND)["sum"]))
 def another_optimizer(strategy, worker):
     """`compile` with another optimizer between two calls of `fit`."""
     model = kit.compiled(strategy)
@@ -185,11 +185,7 @@ _ONE_AT_A_TIME = Refused("one optimizer trains at a time")
 
 @row(
     together(linear(OWN), scaled(linear(OWN), 2.0)),
-    downpour=Documented(
-        [-255.0] * 2,
-        "averaging.md",
-        "a fetch overwrites the result",
-    ),
+    downpour=fetched_over([-255.0] * 2),
     backup_workers=_NOT_AGAIN,
     **of(RINGS, _ONE_AT_A_TIME),
 )

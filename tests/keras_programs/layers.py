@@ -309,11 +309,6 @@ _REFUSED_BESIDE = of(
     ("backup_workers", "sync", "softsync", "peer_to_peer", "gossip"),
     Refused("constraint"),
 )
-_CLIPPED_LOCALLY = Documented(
-    [-255.0, 0.0],
-    "averaging.md",
-    "clipping of weights by your code",
-)
 
 
 @row(
@@ -322,7 +317,6 @@ _CLIPPED_LOCALLY = Documented(
         for kind, value in linear(OWN).items()
         if kind != "alone"
     },
-    downpour=_CLIPPED_LOCALLY,
     **_REFUSED_BESIDE,
 )
 def constrained(strategy, worker):

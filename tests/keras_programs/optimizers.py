@@ -10,11 +10,13 @@ from tests.all_reduce.programs import linear as plain_linear
 from tests.keras_programs import kit
 from tests.keras_programs.arithmetic import OWN
 from tests.keras_programs.arithmetic import by_updates
+from tests.keras_programs.arithmetic import fetched_over
 from tests.keras_programs.arithmetic import linear
 from tests.keras_programs.arithmetic import scaled
 from tests.keras_programs.arithmetic import together
 from tests.keras_programs.arithmetic import updates
 from tests.keras_programs.columns import AVERAGING
+from tests.keras_programs.columns import LOCAL_STEPS
 from tests.keras_programs.table import Documented
 from tests.keras_programs.table import Loose
 from tests.keras_programs.table import Refused
@@ -24,12 +26,8 @@ from tests.keras_programs.table import row
 STEPS = 4
 _ONES = ((1.0,) * STEPS,) * 2
 _TWO = ((1.0, 2.0), (4.0, 8.0))
-_COUNTS_NOTHING = (
-    "averaging.md",
-    "a fetch overwrites the result",
-)
 _CLIPS = ("averaging.md", "that matters is gradient clipping")
-_IGNORED = Documented(-2.0 * STEPS, *_COUNTS_NOTHING)
+_IGNORED = fetched_over(-2.0 * STEPS)
 _SGD_ALONE = {
     "dana": Refused("SGD without momentum"),
     "fasgd": Refused("SGD"),
@@ -143,7 +141,10 @@ def adamax():
     return keras.optimizers.Adamax(0.5)
 
 
-@_optimizer(looks=True, **of(("peer_to_peer", "gossip"), Refused("class Ftrl")))
+@_optimizer(
+    looks=True,
+    **of(("peer_to_peer", "gossip", *LOCAL_STEPS), Refused("class Ftrl")),
+)
 def ftrl():
     """FTRL."""
     return keras.optimizers.Ftrl(0.5)
@@ -308,7 +309,7 @@ class OwnRule(keras.optimizers.SGD):
         super().update_step(twice, variable, learning_rate)
 
 
-@row(scaled(linear(OWN), 2.0), downpour=Documented(-255.0, *_COUNTS_NOTHING))
+@row(scaled(linear(OWN), 2.0), downpour=fetched_over(-255.0))
 def own_rule(strategy, worker):
     """A custom optimizer with its own `update_step`."""
     model = kit.compiled(strategy, lambda: OwnRule(1.0))
