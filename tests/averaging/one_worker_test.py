@@ -108,7 +108,10 @@ def check(strategy, **arguments):
     found = train(
         strategy.scope(), end=lambda model: strategy.barrier(), **arguments
     )
-    assert_same(found, plain(*sorted(arguments.items())))
+    # Each use of this constraint shrinks weights by 1e-7 / norm, and
+    # servers use it once more in each exchange.
+    tolerance = 1e-5 if arguments.get("constraint") else 1e-6
+    assert_same(found, plain(*sorted(arguments.items())), tolerance)
     return found
 
 
