@@ -23,6 +23,13 @@ _KNOWN = (
 )
 
 
+# Of one worker's step with others, for messages.
+REDUCTIONS = (
+    "`all_reduce` or `all_gather` of a replica context, or a reduction in a "
+    "`merge_call`,"
+)
+
+
 class ReplicaContext(tf.distribute.ReplicaContext):
     """Reduces without a gradient of its own.
 
@@ -78,13 +85,23 @@ class OneReplicaExtended(tf.compat.v1.distribute.StrategyExtended):
     def _update_non_slot(self, colocate_with, fn, args, kwargs, group):
         return fn(*args, **kwargs)
 
+    def _check_reduction(self):
+        """Refuses a reduction that would be of this worker's value alone.
+
+        Outside of steps, where a program asks for the values of its replicas,
+        there is one.
+        """
+
     def _reduce_to(self, reduce_op, value, destinations, options):
+        self._check_reduction()
         return value
 
     def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
+        self._check_reduction()
         return [value for value, _ in value_destination_pairs]
 
     def _gather_to_implementation(self, value, destinations, axis, options):
+        self._check_reduction()
         return value
 
     def _local_results(self, val):

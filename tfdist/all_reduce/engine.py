@@ -122,6 +122,11 @@ class Engine:
         """Returns what was noted; see `Told.read`."""
         return self._told.read()
 
+    @property
+    def is_in_step(self):
+        """Whether a step is being built, or runs eagerly."""
+        return self._step is not None
+
     def step_of(self, optimizer):
         """The step under way, in which an optimizer acts."""
         if self._step is None:

@@ -130,10 +130,14 @@ class AllReduceExtended(one_replica.WorkerExtended):
                 "the model and the optimizer, and compile, inside the scope."
             )
         raise NotImplementedError(
-            "`all_reduce` of a replica context must not be called in a step "
+            f"{one_replica.REDUCTIONS} must not be called in a step "
             f"of {type(self._container_strategy()).__name__}: at the end of "
             "its data a worker would not take part. Use an optimizer."
         )
+
+    def _check_reduction(self):
+        if self.engine.is_in_step:
+            self._replica_ctx_all_reduce(None, ())
 
     def _update(self, var, fn, args, kwargs, group):
         update = self.engine.update

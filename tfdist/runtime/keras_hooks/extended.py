@@ -193,22 +193,22 @@ class ParameterServerExtended(one_replica.WorkerExtended):
             self._runtime.journal.note_training()
 
     def _replica_ctx_all_reduce(self, reduce_op, value, options=None):
-        if self._config.num_workers > 1:
-            self._check_reduction()
+        self._check_reduction()
         reduced = tf.nest.map_structure(one_replica.identity, value)
         if active.step is not None:
             active.step.reduced(tf.nest.flatten(reduced))
         return reduced
 
     def _check_reduction(self):
-        """Refuses a sum over workers that no optimizer asks for."""
         step = active.step
-        if step is None or isinstance(step, evaluations.EvaluationStep):
+        if step is None or self._config.num_workers == 1:
+            return
+        if isinstance(step, evaluations.EvaluationStep):
             return
         if private_keras_variables.is_applying_optimizer():
             return
         raise NotImplementedError(
-            "`all_reduce` of a replica context, as by "
+            f"{one_replica.REDUCTIONS} as by "
             "BatchNormalization(synchronized=True), must not be called in a "
             f"step of {type(self._container_strategy()).__name__} with "
             "several workers: each takes its steps by itself. Use "
