@@ -1,6 +1,7 @@
 """Base of strategies with one replica in each process."""
 
 import contextlib
+import functools
 import weakref
 
 import tensorflow as tf
@@ -224,6 +225,70 @@ class WorkerExtended(OneReplicaExtended):
     @property
     def should_save_summary(self):
         return self._is_chief
+
+
+class OwnTraceType(tf.types.experimental.TraceType):
+    """The type of one variable as an argument of a `tf.function`.
+
+    A function that has been traced with a variable sends what it does to that
+    variable's primary, or means of it: another variable, be it of the same
+    shape, needs a trace of its own.
+
+    Args:
+      variable: The `tf.Variable`.
+      stock: The type that TensorFlow gives it.
+    """
+
+    def __init__(self, variable, stock):
+        self._variable = weakref.ref(variable)
+        self._stock = stock
+        self._hash = hash((id(variable), stock))
+
+    def is_subtype_of(self, other):
+        return self == other
+
+    def most_specific_common_supertype(self, others):
+        return self if all(self == other for other in others) else None
+
+    def placeholder_value(self, placeholder_context):
+        return self._stock.placeholder_value(placeholder_context)
+
+    def to_tensors(self, value):
+        return self._stock.to_tensors(value)
+
+    def from_tensors(self, tensors):
+        return self._stock.from_tensors(tensors)
+
+    def flatten(self):
+        return self._stock.flatten()
+
+    def cast(self, value, cast_context):
+        return self._stock.cast(value, cast_context)
+
+    def __eq__(self, other):
+        if not isinstance(other, OwnTraceType) or self._stock != other._stock:
+            return False
+        variable = self._variable()
+        return variable is not None and variable is other._variable()
+
+    def __hash__(self):
+        return self._hash
+
+
+def with_value(kwargs):
+    """A variable's arguments, with a value where there is none yet.
+
+    `tf.saved_model.load` makes variables and then restores their values.
+
+    Args:
+      kwargs: The arguments, a dict.
+    """
+    shape, dtype = tf.TensorShape(kwargs.get("shape")), kwargs.get("dtype")
+    has_value = kwargs.get("initial_value") is not None
+    if has_value or dtype is None or not shape.is_fully_defined():
+        return kwargs
+    zeros = functools.partial(tf.zeros, shape, dtype)
+    return {**kwargs, "initial_value": zeros}
 
 
 def known_arguments(kwargs):

@@ -46,3 +46,40 @@ def test_a_worker_reduces_its_own_value_outside_of_steps_only(kind, reduction):
         strategy.run(step)
     assert strategy.reduce("SUM", value, axis=0) == 1.0
     assert strategy.gather(value, axis=0) == [1.0]
+
+
+@pytest.mark.parametrize(
+    "kind", [tfdist.AsyncStrategy, tfdist.AllReduceStrategy]
+)
+def test_variables_are_arguments_each_for_itself(kind):
+    strategy, traces = kind(), []
+    with strategy.scope():
+        images = [tf.Variable([number]) for number in (0.0, 1.0)]
+
+    @tf.function
+    def move(image, change):
+        traces.append(None)
+        image.assign_sub(change)
+
+    for image in images * 2:
+        strategy.run(move, args=(image, tf.constant([0.25])))
+    if kind is tfdist.AsyncStrategy:
+        strategy.pull()
+    assert [float(image[0]) for image in images] == [-0.5, 0.5]
+    assert len(traces) == 2
+
+
+@pytest.mark.parametrize(
+    "kind", [tfdist.AsyncStrategy, tfdist.AllReduceStrategy]
+)
+def test_a_saved_model_is_loaded_in_the_scope(kind, tmp_path):
+    saved = tf.Module()
+    saved.weight = tf.Variable([2.0, 3.0])
+    saved.call = tf.function(
+        lambda x: x * saved.weight, [tf.TensorSpec([2], tf.float32)]
+    )
+    tf.saved_model.save(saved, str(tmp_path))
+    with kind().scope():
+        loaded = tf.saved_model.load(str(tmp_path))
+    assert loaded.weight.numpy().tolist() == [2.0, 3.0]
+    assert loaded.call(tf.ones([2])).numpy().tolist() == [2.0, 3.0]

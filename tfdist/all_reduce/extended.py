@@ -56,19 +56,24 @@ class AllReduceExtended(one_replica.WorkerExtended):
             # Keras leaves some of an optimizer's state (the product of
             # Nadam's momenta) marked as a trainable part of the model.
             kwargs["trainable"] = False
-        kind = variables.kind_of(
-            maker,
-            kwargs.get("trainable", True),
-            kwargs.get("synchronization"),
-            kwargs.get("aggregation"),
-            kwargs.get("name"),
-            engine.sums_own_gradients,
-        )
+        trainable = kwargs.get("trainable")
         made = variables.WorkerVariable(
             engine=engine,
-            kind=kind,
+            kind=variables.Kind.OWN,
             distribute_strategy=self._container_strategy(),
-            **kwargs,
+            **one_replica.with_value(kwargs),
+        )
+        if trainable is None:
+            # A `tf.Variable` without the argument; a count is none of the
+            # weights.
+            trainable = made.trainable and made.dtype.is_floating
+        made.kind = variables.kind_of(
+            maker,
+            trainable,
+            made.synchronization,
+            made.aggregation,
+            kwargs.get("name"),
+            engine.sums_own_gradients,
         )
         one_replica.note_keras_variable(made)
         made.see_accumulation(maker)

@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import model_optimizers
+from tfdist import one_replica
 from tfdist import private_tensorflow
 from tfdist import variable_names
 from tfdist.saving import models
@@ -111,6 +112,10 @@ class WorkerVariable(private_tensorflow.ResourceVariable):
         """See `variable_names.spread_seed`."""
         state = variable_names.spread_seed(self.numpy(), worker)
         self.assign(tf.constant(state, self.dtype))
+
+    def __tf_tracing_type__(self, context):
+        stock = super().__tf_tracing_type__(context)
+        return one_replica.OwnTraceType(self, stock)
 
     def _read_variable_op(self, no_copy=False):
         if self.files.is_shared:

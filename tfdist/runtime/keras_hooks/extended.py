@@ -67,7 +67,7 @@ class ParameterServerExtended(one_replica.WorkerExtended):
             reference,
             made_by_optimizer=made_by_optimizer,
             made_by_layer=maker is not None and not made_by_optimizer,
-            **kwargs,
+            **one_replica.with_value(kwargs),
         )
         one_replica.note_keras_variable(made)
         return made

@@ -15,6 +15,7 @@ import threading
 
 import tensorflow as tf
 
+from tfdist import one_replica
 from tfdist import private_tensorflow
 from tfdist import variable_names
 from tfdist.saving import models
@@ -259,6 +260,10 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
     def num_bytes(self):
         """Size in bytes, int."""
         return self.shape.num_elements() * self.dtype.size
+
+    def __tf_tracing_type__(self, context):
+        stock = super().__tf_tracing_type__(context)
+        return one_replica.OwnTraceType(self, stock)
 
     def move_replica(self, device):
         """Moves the local replica to another device of this worker.
