@@ -8,6 +8,7 @@ import tfdist
 from tfdist import private_keras_calls
 from tfdist import running_fit
 from tfdist.all_reduce import fit as fit_lib
+from tfdist.all_reduce.consistency import Moment
 
 
 def test_left_calls_end_before_callbacks_of_the_next_begin():
@@ -63,3 +64,26 @@ def test_a_callback_that_trains_before_the_first_step_is_called_once():
         model.compile("sgd", "mse")
     model.fit(x, x, batch_size=2, callbacks=[Trains()], verbose=0)
     assert int(model.optimizer.iterations) == 5
+
+
+def test_workers_compare_the_epochs_with_which_a_call_begins(monkeypatch):
+    # A callback may have resumed on one of them alone.
+    strategy = tfdist.AllReduceStrategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    adopted = []
+    monkeypatch.setattr(
+        strategy._engine.consistency,
+        "adopt",
+        lambda moment, variables, settings: adopted.append((moment, settings)),
+    )
+    x = np.ones([1, 1], "float32")
+    model.fit(x, x, initial_epoch=3, epochs=4, verbose=0)
+    assert [
+        (moment, "from epoch 4 on" in text) for moment, text in adopted
+    ] == [
+        (Moment.FIT, True),
+        (Moment.STEP, False),
+        (Moment.END_OF_FIT, False),
+    ]

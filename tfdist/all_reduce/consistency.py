@@ -116,7 +116,8 @@ class Consistency:
         for worker in _differ(rows[:, 2]):
             raise ValueError(
                 f"{self._names[worker]} trains with another optimizer, other "
-                "settings, or on another kind of device, than "
+                "settings, from another epoch, or on another kind of device, "
+                "than "
                 f"{self._names[0]}: all workers must train in the same way. "
                 f"Here: {settings}"
             )

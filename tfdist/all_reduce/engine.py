@@ -5,7 +5,6 @@ import weakref
 
 import tensorflow as tf
 
-from tfdist import model_optimizers
 from tfdist import one_replica
 from tfdist import private_tensorflow
 from tfdist.all_reduce import consistency as consistency_lib
@@ -212,12 +211,13 @@ class Engine:
 
         Raises:
           ModelMismatchError: Another worker's model differs.
-          ValueError: Another worker trains in another way.
+          ValueError: Another worker trains in another way, or begins `fit` with
+            another epoch.
         """
         self.adopt(
             moment,
             variables_lib.shared_by(model),
-            model_optimizers.described(optimizers),
+            self.fits.settings(moment, optimizers),
         )
 
     def compare_model(self, moment, model):

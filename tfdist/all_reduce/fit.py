@@ -11,6 +11,7 @@ import itertools
 from absl import logging
 import keras
 
+from tfdist import model_optimizers
 from tfdist import own_callbacks
 from tfdist import private_keras_calls
 from tfdist.all_reduce import tail as tail_lib
@@ -32,6 +33,8 @@ class FitCalls:
         # `RunningFit`, frame.
         self._next = []
         self._numbers = itertools.count()
+        # Of the call that began last, from 0.
+        self._first_epoch = 0
 
     @property
     def is_running(self):
@@ -67,6 +70,7 @@ class FitCalls:
         if self._begins():
             number, running, frame = self._next.pop()
             self.end_abandoned(frame)
+            self._first_epoch = private_keras_calls.epoch_of(frame)
             fit = Fit(self._engine, frame, running, self._stack.remove, number)
             fit.begin()
             self._stack.append(fit)
@@ -94,6 +98,19 @@ class FitCalls:
             if fit.is_abandoned(frame):
                 self._stack.remove(fit)
                 fit.abandon()
+
+    def settings(self, moment, optimizers):
+        """The settings of this worker, a string; see `Consistency.adopt`.
+
+        Args:
+          moment: The `Moment`.
+          optimizers: Keras optimizers.
+        """
+        described = model_optimizers.described(optimizers)
+        if moment is not Moment.FIT:
+            return described
+        # A callback that resumes may have found its file on one worker alone.
+        return f"{described}; from epoch {self._first_epoch + 1} on"
 
     def before_write(self, variable):
         """Called before a shared variable is assigned eagerly."""

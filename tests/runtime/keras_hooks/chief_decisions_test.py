@@ -3,6 +3,7 @@
 With real clusters: `tests.multi_process.decisions_test`.
 """
 
+import contextlib
 import dataclasses
 import types
 
@@ -592,6 +593,26 @@ def test_when_the_chief_waits_for_all_to_begin(number, reads, waits, looks):
         setattr(position, name, name == reads)
     worker.chief_decisions._tell_begun(fit)
     assert worker.reads == looks
+
+
+@pytest.mark.parametrize(("first_epoch", "is_seen"), [(2, True), (3, False)])
+def test_a_backup_that_only_the_chief_sees_is_refused(first_epoch, is_seen):
+    word = fit_progress.Word(fit_progress.begun(1), first_epoch=first_epoch)
+    waits = table(fit_progress.closed(0))
+    chief = Member("chief", MemberState.ALIVE, 0.0, 0, word=word)
+    worker = Worker(1, waits, [chief])
+    decisions = worker.chief_decisions
+    decisions.position.reads_backup = True
+    fit = worker.begin(1)
+    decisions._fits.tell(first_epoch=2)
+    expected = contextlib.nullcontext()
+    if not is_seen:
+        expected = pytest.raises(ValueError, match="resumed .* epoch 4, .* 3")
+    with expected:
+        decisions._tell_begun(fit)
+    assert worker.reads == 2
+    has_begun = decisions._fits.word.reached == fit_progress.begun(1)
+    assert has_begun == is_seen
 
 
 def test_a_call_begins_over_the_loss_of_a_server():

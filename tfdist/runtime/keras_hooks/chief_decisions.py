@@ -369,16 +369,17 @@ class ChiefDecisions:
             return
         begun, chief = fit_progress.begun(fit.number), None
         takes_over = fit.number > 1 or self._wrote
-        if takes_over:
+        if takes_over or self.position.reads_backup:
             chief = self._turns.wait_for_chief(
                 begun, f"to begin call {fit.number} of fit"
             )
+            self.position.check(fit.number, chief)
         # Before it takes over what the chief may make in its first step, for
         # which the chief may wait for this word.
         self._tell(reached=begun)
         if takes_over:
             self._take_over()
-        if chief is not None:
+        if takes_over and chief is not None:
             fit.told = chief.word
             if chief.word.written >= fit.number:
                 self._runtime.local.adopt_given()
@@ -406,8 +407,7 @@ class ChiefDecisions:
         exchanges = self._runtime.journal.count
         if exchanges == fit.exchanges:
             return
-        fit.exchanges = exchanges
-        before = fit.seen
+        fit.exchanges, before = exchanges, fit.seen
         told = fit.seen = fit_progress.Word.unpack(self._told.numpy())
         self._turns.chief_was_seen_at(told.reached)
         is_new = (told.stopped, told.rates) != (before.stopped, before.rates)

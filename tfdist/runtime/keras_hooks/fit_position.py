@@ -142,6 +142,29 @@ class FitPosition:
         first = {f"first_{name}": value for name, value in place.items()}
         self._fits.tell(**place, **first)
 
+    def check(self, number, chief):
+        """Refuses a call whose BackupAndRestore has not found the chief's file.
+
+        This worker would train the epochs before it once more.
+
+        Args:
+          number: The call's number.
+          chief: The chief's `Member`; None where it is not known.
+
+        Raises:
+          ValueError: The chief has begun the call with a later epoch.
+        """
+        if not self.reads_backup or chief is None:
+            return
+        first, chiefs = self._fits.word.first_epoch, chief.word.first_epoch
+        if chief.word.number == number and first < chiefs:
+            raise ValueError(
+                "Argument `backup_dir` of BackupAndRestore must be a directory "
+                "that all workers see, the same on all. Received: the chief "
+                f"has resumed from it with epoch {chiefs + 1}, and this worker "
+                f"begins with epoch {first + 1}."
+            )
+
     def begin_epoch(self, epoch):
         """Called when a later epoch begins."""
         self._left_out = 0

@@ -142,7 +142,7 @@ class RingEngine:
             # Of a loop before, or of the call of `fit` around this one.
             self.end_steps()
         rates = self._rates([getattr(model, "optimizer", None)])
-        settings = model_optimizers.described(optimizers)
+        settings = self.fits.settings(moment, optimizers)
         self.local.show_anchor()
 
         def adopt():
