@@ -159,6 +159,21 @@ def a_step_without_an_optimizer(strategy, worker):
     return float(model.sum.numpy())
 
 
+def a_loop_without_an_optimizer(strategy, worker):
+    """Trains a variable by hand; one worker has a batch more."""
+    with strategy.scope():
+        weight = tf.Variable(0.0)
+
+    @tf.function
+    def step(gradient):
+        strategy.run(lambda: weight.assign_sub(gradient))
+
+    for gradient in GRADIENTS[worker]:
+        step(tf.constant(float(gradient)))
+    strategy.barrier()
+    return float(weight.numpy())
+
+
 def a_batch_with_nan(strategy, worker):
     """Is left out by all alike; one that all have, as a whole."""
     with strategy.scope():

@@ -13,6 +13,7 @@ RIGHT = {
     # What the batches add up to; steps; the weights after each of them.
     "state_assigned_in_a_step": [-SUM, 3.0, -(4.5 + 13.5 + 17.5)],
     "a_step_without_an_optimizer": -SUM,
+    "a_loop_without_an_optimizer": SUM,
     # One step, two in the loop, and three epochs of one.
     "a_loop_without_a_step_on_one_worker": [-6.0, 6],
     "a_model_that_one_worker_keeps": -3.0,

@@ -7,6 +7,11 @@ import tensorflow as tf
 
 from tests.all_reduce import programs
 import tfdist
+from tfdist.all_reduce import engine as engine_lib
+from tfdist.all_reduce import tail
+from tfdist.all_reduce import variables
+
+OVER = tail.Tail(over=1.0)
 
 
 class Counts(keras.layers.Layer):
@@ -85,3 +90,50 @@ def test_a_trained_weight_that_a_step_assigns_is_the_mean(monkeypatch):
 
     strategy.run(step)
     assert float(weight) == (4 - 1) / 2
+
+
+def test_a_step_without_an_optimizer_shares_the_weights_that_it_trains(
+    monkeypatch,
+):
+    strategy = tfdist.AllReduceStrategy()
+    # Another worker's weight, which comes first, is more by 2.
+    monkeypatch.setattr(
+        strategy._engine.collectives,
+        "sum",
+        lambda vector, *_: 2 * vector + 2 * tf.one_hot(0, tf.size(vector)),
+    )
+    with strategy.scope():
+        weight, count = tf.Variable(5.0), tf.Variable(0)
+    assert count.kind is variables.Kind.OWN
+    compared = []
+    monkeypatch.setattr(
+        strategy._engine.consistency,
+        "compare_trained",
+        lambda variables, has_trained: compared.append(
+            (*variables, has_trained)
+        ),
+    )
+    strategy.run(lambda: weight.assign_sub(1.0))
+    assert float(weight) == 4 + 1
+    monkeypatch.setattr(strategy._engine, "follow", lambda *_, **__: OVER)
+    strategy.barrier()
+    ((found, has_trained),) = compared
+    assert found is weight and has_trained
+
+
+def test_state_of_a_step_that_trains_nothing_stays_a_workers_own(monkeypatch):
+    strategy, warnings = tfdist.AllReduceStrategy(), []
+    monkeypatch.setattr(
+        engine_lib.logging,
+        "warning",
+        lambda text, *a: warnings.append(text % a),
+    )
+    with strategy.scope():
+        counts = Counts()
+        counts.build([1])
+    strategy._engine.num_workers = 2
+    for _ in range(2):
+        strategy.run(lambda: counts(tf.ones([1])))
+    (warning,) = warnings
+    assert "in which no optimizer takes a step" in warning
+    assert strategy.journal.count == 0

@@ -1,5 +1,6 @@
 """Barriers and the end of training: who is waited for, by table of members."""
 
+import functools
 import types
 
 import keras
@@ -67,7 +68,7 @@ def test_an_evaluator_under_a_launcher_waits_for_its_word(
 
 
 @pytest.mark.parametrize("eagerly", [False, True])
-def test_who_has_accumulated_gradients_alone_comes_to_a_barrier(eagerly):
+def test_who_has_trained_without_an_update_comes_to_a_barrier(eagerly):
     """Others, who have exchanged theirs, wait for it."""
     strategy, meetings = tfdist.AsyncStrategy(), []
     with strategy.scope():
@@ -87,10 +88,13 @@ def test_who_has_accumulated_gradients_alone_comes_to_a_barrier(eagerly):
     def evaluate():
         layer(tf.ones([1, 1]))
 
-    if not eagerly:
-        train, evaluate = tf.function(train), tf.function(evaluate)
-    for step, met in ((evaluate, 0), (train, 1), (evaluate, 1), (train, 2)):
-        strategy.run(step)
+    def by_hand():
+        layer.kernel.assign_sub(tf.ones([1, 1]))
+
+    steps = evaluate, train, evaluate, train, by_hand
+    traced = functools.cache(tf.function)
+    for step, met in zip(steps, (0, 1, 1, 2, 3), strict=True):
+        strategy.run(step if eagerly else traced(step))
         strategy.barrier()
         assert len(meetings) == met
     assert strategy.journal.count == 0

@@ -3,6 +3,7 @@
 import contextlib
 import weakref
 
+from absl import logging
 import tensorflow as tf
 
 from tfdist import one_replica
@@ -65,6 +66,7 @@ class Engine:
         self._states = {}
         # Steps of this worker when all had last met.
         self._met_at = 0
+        self._has_warned = False
         self.variables = []
 
     def replica_context(self):
@@ -145,6 +147,24 @@ class Engine:
             self._step.note(variable)
         elif tf.executing_eagerly():
             self.fits.before_write(variable)
+
+    def warn_of_own_state(self, variables):
+        """Called when a step that trains nothing has assigned shared state.
+
+        It may be a test step, which not all workers take.
+
+        Args:
+          variables: List of `WorkerVariable`.
+        """
+        if self.num_workers == 1 or self._has_warned:
+            return
+        self._has_warned = True
+        logging.warning(
+            "%s is assigned in a step in which no optimizer takes a step: "
+            "each worker keeps the value of its own batches. If all are to "
+            "have the mean, call the optimizer in the same strategy.run.",
+            ", ".join(variable.name for variable in variables[:3]),
+        )
 
     def lane_of(self, optimizer, variables, states, have_rows):
         """The `Lane` of an optimizer's step; a new one begins as the chief's.

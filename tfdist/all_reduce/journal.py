@@ -85,7 +85,7 @@ class StepJournal:
 
     @property
     def count(self):
-        """Optimizer steps of this worker, int."""
+        """Steps of this worker, of each optimizer, int."""
         return int(self._count.numpy())
 
     @property

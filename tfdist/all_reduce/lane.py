@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import model_optimizers
+from tfdist import one_replica
 from tfdist import private_keras
 from tfdist import private_tensorflow
 from tfdist.all_reduce import branches
@@ -31,6 +32,10 @@ class Lane:
       variables: Keras variables that it trains, a list.
       states: List of `WorkerVariable` that are assigned by other code.
       have_rows: For each of `variables`, whether its gradient travels as rows.
+
+    Attributes:
+      counts_as_step: Whether the journal has its steps: those of an optimizer,
+        or of a step that has none.
     """
 
     def __init__(self, engine, optimizer, variables, states, have_rows):
@@ -38,6 +43,7 @@ class Lane:
         self.optimizer = optimizer
         self.variables = variables
         self.states = states
+        self.counts_as_step = optimizer is not None
         self._have_rows = have_rows
         dense, tables = self._parted([plain(v) for v in variables])
         # All that travels in vectors, of which gradients are the first.
@@ -112,9 +118,10 @@ class Lane:
 
     @property
     def trained(self):
-        """All that the optimizer has and trains, a list."""
+        """All that the optimizer has, and all trained weights, a list."""
         slots = () if self.optimizer is None else self.optimizer.variables
-        return list(map(plain, [*self.variables, *slots]))
+        assigned = filter(one_replica.is_trainable, self.states)
+        return list(map(plain, [*self.variables, *slots, *assigned]))
 
     @property
     def agreeing(self):
@@ -151,7 +158,7 @@ class Lane:
         finish = self._finish_eagerly if eagerly else self._finish
         tail = finish(sums, before)
         self._engine.note(tail)
-        if self.optimizer is not None:
+        if self.counts_as_step:
             self._engine.journal.write(
                 began=began,
                 ended=tail.present,

@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from tfdist import compiled_parts
 from tfdist import missing_gradients
+from tfdist import one_replica
 from tfdist import private_keras
 from tfdist import private_tensorflow
 from tfdist.all_reduce import rows
@@ -100,14 +101,23 @@ class TrainingStep:
             states,
             [isinstance(one, tf.IndexedSlices) for one in gradients],
         )
+        if not self.lanes:
+            # A step that trains without an optimizer is one all the same.
+            lane.counts_as_step = True
         self.lanes.append(lane)
         lane.step(gradients, [before for _, before in assigned])
 
     def finish(self):
         """Called when the user's step has returned."""
-        if self._assigned and (self._trains or self.lanes):
+        assigned = [variable for variable, _ in self._assigned.values()]
+        if not assigned:
+            return
+        trains = self._trains or self.lanes
+        if trains or any(map(one_replica.is_trainable, assigned)):
             with compiled_parts.outside():
                 self._add_lane(None, [], [])
+        else:
+            self._engine.warn_of_own_state(assigned)
 
 
 def _check_made_here(variable):

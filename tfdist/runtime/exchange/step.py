@@ -93,7 +93,8 @@ class Step:
       is_local: Whether optimizers act on the replicas, as in a `LocalStep`.
       is_eager: Whether it runs eagerly, as an `EagerStep`.
       is_training: Whether an optimizer counts a step in it, be it in a branch,
-        or one that only accumulates gradients.
+        or one that only accumulates gradients; or whether it assigns a
+        parameter.
       may_be_repeated: Whether it is taken again if its gradient is dropped.
       kept: By id, the worker's own variables that it assigns, each a tuple of
         the variable and the tensor of its value before.
@@ -316,6 +317,9 @@ class Step:
         # Before the updates of another optimizer stand forward passes too:
         # what they read is what the worker has trained on.
         settled = None if optimizer else pending.settled
+        self.is_training |= any(
+            record.variable.role is Role.PARAMETER for record in recorded
+        )
         self.exchange(graph, recorded, optimizer, pending.barriers, settled)
         if counter is not None:
             self._ticketed.add(counter.ordinal)
