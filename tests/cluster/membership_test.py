@@ -198,7 +198,7 @@ def test_who_is_in_no_table_yet_enters_where_its_main_thread_is(monkeypatch):
     with pytest.raises(tf.errors.FailedPreconditionError):
         membership.tell()
     server.life, server.has_table = 2, True
-    with pytest.raises(TimeoutError, match="to be ready"):
+    with pytest.raises(TimeoutError, match="to be ready. Does it run"):
         membership.wait_until_entered(0.1, mend=lambda: None)
     membership.reconnected(cluster(OLD))
     membership.wait_until_entered(60.0, mend=lambda: None)

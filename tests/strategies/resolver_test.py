@@ -27,7 +27,9 @@ def test_a_resolver_that_was_given_is_shown(strategy):
         tf.train.ClusterSpec({})
     )
     assert strategy(cluster_resolver=alone).cluster_resolver is alone
-    assert strategy().cluster_resolver is None
+    found = strategy().cluster_resolver
+    assert (found.task_type, found.task_id) == (None, None)
+    assert not found.cluster_spec()
 
 
 def test_a_cluster_of_the_environment_has_one(monkeypatch):
@@ -36,7 +38,7 @@ def test_a_cluster_of_the_environment_has_one(monkeypatch):
         "TF_CONFIG", json.dumps({"cluster": CLUSTER, "task": task})
     )
     config = ClusterConfig.from_tf_config()
-    found = construction.resolver_of(None, config)
+    found = construction.resolver_of(None)
     assert (found.task_type, found.task_id) == ("worker", 1)
     assert found.cluster_spec().as_dict() == CLUSTER
     assert ClusterConfig.from_resolver(found) == config

@@ -217,6 +217,10 @@ class Membership:
             entered,
             what=lambda: f"parameter server {', '.join(absent())} to be ready",
             timeout=timeout,
+            hint=(
+                "Does it run this program? A `tf.distribute.Server` of another "
+                "one does not do what strategies of tfdist ask for."
+            ),
         )
 
     def reconnected(self, config, lives=None):

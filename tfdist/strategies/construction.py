@@ -256,17 +256,17 @@ def cluster(resolver, needs_servers):
     return look_up(), look_up
 
 
-def resolver_of(resolver, config):
+def resolver_of(resolver):
     """Returns `strategy.cluster_resolver`, as of TensorFlow's strategies.
 
     Args:
       resolver: The argument `cluster_resolver`, or None.
-      config: The `ClusterConfig`.
 
     Returns:
-      The argument; else one that reads `TF_CONFIG`, None in one process.
+      The argument; else one that reads `TF_CONFIG`: in one process, of no
+      cluster.
     """
-    if resolver is not None or config.is_local:
+    if resolver is not None:
         return resolver
     return tf.distribute.cluster_resolver.TFConfigClusterResolver()
 

@@ -81,7 +81,7 @@ class SandblasterStrategy(whole_cluster.ClusterMixin, tf.distribute.Strategy):
             )
         construction.serve_if_server(config, tolerance, writes_on_command=True)
         self._cluster = config
-        self._resolver = construction.resolver_of(cluster_resolver, config)
+        self._resolver = construction.resolver_of(cluster_resolver)
         connections = construction.connect(config, look_up, True, tolerance)
         construction.begin_program(config)
         construction.set_seed(config, seed)

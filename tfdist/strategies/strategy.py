@@ -196,7 +196,7 @@ class ParameterServerStrategy(
             self._method, decisions, work, portions_per_worker
         )
         construction.serve_if_server(config, tolerance)
-        self._resolver = construction.resolver_of(cluster_resolver, config)
+        self._resolver = construction.resolver_of(cluster_resolver)
         connections = construction.connect(
             config, look_up, resolved.needs_servers, tolerance
         )

@@ -16,9 +16,9 @@ class ClusterMixin:
     @property
     def cluster_resolver(
         self,
-    ) -> tf.distribute.cluster_resolver.ClusterResolver | None:
+    ) -> tf.distribute.cluster_resolver.ClusterResolver:
         """The resolver that was given, else one of `TF_CONFIG`.
 
-        None in one process without either.
+        In one process without either, its `task_type` is None.
         """
         return self._resolver

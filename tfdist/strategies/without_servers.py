@@ -47,7 +47,7 @@ class StrategyWithoutServers(
         config, look_up = construction.cluster(cluster_resolver, False)
         construction.check_without_servers(config, None)
         self._cluster = config
-        self._resolver = construction.resolver_of(cluster_resolver, config)
+        self._resolver = construction.resolver_of(cluster_resolver)
         self._reports = reports.OwnReports(config)
         connections = self._connect(look_up, tolerance)
         construction.begin_program(config)
