@@ -313,7 +313,53 @@ def test_the_chief_goes_on_when_all_have_put_averages_in_place(use_ema):
     model = keras.Sequential()
     for optimizer in (rule, keras.optimizers.LossScaleOptimizer(rule)):
         model.compile(optimizer)
-        assert worker.chief_decisions._begins_together(model) is use_ema
+        assert worker.chief_decisions._call_to_end(model, 5) == 4 * use_ema
+
+
+def test_the_chief_begins_when_all_have_trained_what_a_call_keeps():
+    """Such as the frozen encoder of a head: no exchange brings it."""
+    worker, waits = Worker(0, table(0, 0, 0)), []
+    worker.runtime.local = worker.runtime.coordination = types.SimpleNamespace(
+        keeps_own_values=False, waits=False, finish=int, leave=int
+    )
+    decisions = worker.chief_decisions
+    decisions._turns.wait_for_others = waits.append
+
+    def model(*layers):
+        return keras.Sequential([keras.Input([1]), *layers])
+
+    def fit(model):
+        worker.model = model
+        begin(worker)
+        decisions.end_loop()
+        decisions.close()
+
+    encoder = keras.layers.Dense(1)
+    pretrained, other = model(encoder), model(keras.layers.Dense(1))
+    teacher = keras.layers.Dense(1)
+    fit(pretrained)
+    fit(other)
+    fit(pretrained)
+    encoder.trainable = False
+    head = model(encoder, keras.layers.Dense(1))
+    fit(head)
+    fit(head)
+    fit(model(encoder, keras.layers.Dense(1)))
+    assert waits == [0, 0, 0, 3, 3, 3]
+    # It is trained further, and frozen once more in the same model.
+    encoder.trainable = True
+    fit(pretrained)
+    encoder.trainable = False
+    fit(pretrained)
+    # A step assigns what it does not train.
+    teacher.trainable = False
+    taught = model(teacher, keras.layers.Dense(1))
+    for variable in teacher.weights:
+        variable.value.assigned_by_workers = True
+    fit(taught)
+    fit(taught)
+    fit(model(teacher))
+    assert waits[6:] == [0, 7, 0, 0, 10]
 
 
 def test_decisions_of_nobody_known_are_refused():

@@ -231,7 +231,7 @@ class Step:
             )
         if variable.role is Role.PARAMETER:
             self._check_normalization()
-        if variable.role is Role.STATE:
+        if variable.role in (Role.STATE, Role.PARAMETER):
             variable.assigned_by_workers = True
         if not isinstance(value, tf.IndexedSlices):
             value = tf.convert_to_tensor(value, dtype=variable.dtype)

@@ -9,7 +9,6 @@ that anybody has pushed in the former one.
 """
 
 import threading
-import weakref
 
 from absl import logging
 import keras
@@ -61,8 +60,7 @@ class ChiefDecisions:
         )
         self.position = fit_position.FitPosition(self._turns, self._fits)
         self._fit = None
-        # The model that was trained last, and which of its variables.
-        self._trained = (lambda: None, [])
+        self._changes = fit_call.WeightChanges()
         # Whether this worker has assigned what servers hold, since it took
         # their values over last.
         self._wrote = False
@@ -162,8 +160,7 @@ class ChiefDecisions:
         model = private_keras_calls.model_of(frame)
         number = self._next_number(model)
         if self.is_chief:
-            if self._begins_together(model):
-                self._turns.wait_for_others(number - 1)
+            self._turns.wait_for_others(self._call_to_end(model, number))
         elif number > 1:
             self._turns.wait_for_chief(
                 fit_progress.begun(number), f"to begin call {number} of fit"
@@ -198,18 +195,17 @@ class ChiefDecisions:
         may_pass &= not self._runtime.local.keeps_own_values
         return self._turns.next_number(self.position.passes, may_pass)
 
-    def _begins_together(self, model):
-        """Whether the chief begins after all have ended the call before.
+    def _call_to_end(self, model, number):
+        """The call that all are to end before the chief begins; 0 for none.
 
-        Where workers wait for each other; where layers have been frozen, of
-        which it would see nothing new; and where each of them ends the call by
-        assigning averages of weights (`use_ema`), over the chief's next steps.
+        The one before, where workers wait for each other, and where each ends
+        it by assigning averages of weights (`use_ema`), over the chief's next
+        steps. Else the last that changed weights which this one keeps (those
+        of frozen layers): the chief would see nothing new of them.
         """
-        trained = [id(v) for v in model.trainable_variables]
-        before, self._trained = self._trained, (weakref.ref(model), trained)
         if self._runtime.coordination.waits or fit_call.averages_weights(model):
-            return True
-        return before[0]() is model and before[1] != trained
+            return number - 1
+        return self._changes.last_of_kept(model)
 
     def call(self, call, function, *args):
         """Calls a `train_function` of Keras.
@@ -302,6 +298,8 @@ class ChiefDecisions:
         if fit is None:
             return
         fit.is_in_loop, fit.has_ended = False, True
+        # Once more: its steps may have made weights, and assigned others.
+        self._changes.note(fit.model, fit.number)
         self._runtime.work.leave()
         self._runtime.local.finish()
         self._runtime.coordination.leave()
@@ -338,6 +336,7 @@ class ChiefDecisions:
         fit_callbacks.put_around(listed, self)
         fit.is_in_loop = fit.has_begun = True
         fit.find_rates()
+        self._changes.note(fit.model, fit.number)
         fit.exchanges = self._runtime.journal.count
         self._tell_begun(fit)
 

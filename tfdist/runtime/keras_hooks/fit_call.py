@@ -95,6 +95,62 @@ class FitCall:
                 variable.assign(rate)
 
 
+class WeightChanges:
+    """The last call of `fit` here that may have changed each weight."""
+
+    def __init__(self):
+        # By id of the variable: a reference to it, the number of the call, a
+        # reference to its model, and the ids of the variables that it trains.
+        self._calls = {}
+
+    def note(self, model, number):
+        """Takes note of the weights that a call of `fit` changes.
+
+        They are those that it trains, and those that its step assigns itself,
+        such as moving statistics and teachers.
+
+        Args:
+          model: The `keras.Model`.
+          number: The call's number.
+        """
+        trained = _ids(model.trainable_variables)
+        for variable in model.weights:
+            if id(variable) in trained or getattr(
+                variable.value, "assigned_by_workers", False
+            ):
+                self._calls[id(variable)] = (
+                    weakref.ref(variable),
+                    number,
+                    weakref.ref(model),
+                    trained,
+                )
+        self._calls = {
+            key: call
+            for key, call in self._calls.items()
+            if call[0]() is not None
+        }
+
+    def last_of_kept(self, model):
+        """The last call that changed what a new one only reads; 0 for none.
+
+        Exchanges bring the values of what the step changes, and no others. The
+        same model with the same layers frozen changes the same.
+
+        Args:
+          model: The `keras.Model` of the new call.
+        """
+        trained, last = _ids(model.trainable_variables), 0
+        for variable in model.weights:
+            call = self._calls.get(id(variable))
+            if call is None or id(variable) in trained:
+                continue
+            reference, number, former, trained_then = call
+            is_same = former() is model and trained_then == trained
+            if reference() is variable and not is_same:
+                last = max(last, number)
+        return last
+
+
 def averages_weights(model):
     """Whether `fit` ends by putting averages of a model's weights in place."""
     return any(
@@ -124,6 +180,10 @@ def build_optimizer(model):
     if model.built and optimizer is not None and not optimizer.built:
         with model.distribute_strategy.scope():
             optimizer.build(model.trainable_variables)
+
+
+def _ids(variables):
+    return {id(variable) for variable in variables}
 
 
 def _rates_of(model):

@@ -193,7 +193,8 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
         self.ordinal = ordinal
         # Whether it is state of an optimizer.
         self.made_by_optimizer = False
-        # STATE only: whether a worker's code assigns it, not only update rules.
+        # Whether a worker's code assigns it in a step, not only update rules;
+        # of PARAMETER and STATE.
         self.assigned_by_workers = False
         # The pieces of a variable that is split over servers, else empty.
         self.pieces = ()
