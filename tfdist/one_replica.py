@@ -171,6 +171,16 @@ def constraint_of(variable):
     return getattr(_keras_variable_of(variable), "constraint", None)
 
 
+def is_overwritten_with_gradient(variable):
+    """Whether an optimizer replaces a variable by its gradient (float8).
+
+    Args:
+      variable: As of `is_trainable`.
+    """
+    known = _keras_variable_of(variable)
+    return bool(getattr(known, "overwrite_with_gradient", False))
+
+
 def _keras_variable_of(variable):
     reference = getattr(variable, "keras_variable", None)
     return reference and reference()

@@ -102,6 +102,52 @@ def test_weights_set_between_two_steps_keep_what_others_did():
     assert found == 5 + 3 - evaluations_test.OTHERS
 
 
+class Assigned(keras.Model):
+    """Assigns its weights in three ways, after another worker's update."""
+
+    def __init__(self):
+        super().__init__()
+        self.masked, self.put_back, self.of_data = (
+            self.add_weight(shape=(), initializer=tf.constant_initializer(4.0))
+            for _ in range(3)
+        )
+
+    def call(self, x):
+        return x
+
+    def _others(self):
+        for weight in self.trainable_weights:
+            evaluations_test.Server(self, weight).push()
+
+    def train_step(self, data):
+        x = tf.reduce_mean(data[0])
+        others = tf.py_function(self._others, [], [])
+        with tf.control_dependencies([others]):
+            before = tf.identity(self.put_back)
+            self.masked.assign(self.masked * 0.5)
+            self.put_back.assign(self.put_back * 0.5)
+            self.put_back.assign(before)
+            self.of_data.assign(self.of_data * x * 0.5)
+        weights = self.trainable_weights
+        with tf.GradientTape() as tape:
+            loss = -sum(tf.square(w) / 2 for w in weights)
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def test_weights_that_each_worker_projects_before_its_step_do_not_add_up():
+    """Changes of what others have changed, too, would grow without end."""
+    with tfdist.AsyncStrategy().scope():
+        model = Assigned()
+        model.compile(keras.optimizers.SGD(1.0))
+    model.fit(X, verbose=0)
+    others = 4 - evaluations_test.OTHERS
+    assert float(model.masked) == others / 2 + 2
+    # The sum of its changes, and that of what the data makes, is as ever.
+    assert float(model.put_back) == others + 4
+    assert float(model.of_data) == others - 2 + 2
+
+
 class Taught(keras.Model):
     """Moves its teacher before the optimizer's step."""
 
@@ -154,18 +200,34 @@ def normalized():
     return model
 
 
-@pytest.mark.parametrize("run_eagerly", [False, True])
-def test_spectral_normalization_by_asynchronous_workers_is_refused(run_eagerly):
+def of_float8():
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
+    model.quantize("float8")
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("build", "run_eagerly", "message"),
+    [
+        (normalized, False, "SpectralNormalization: each forward"),
+        (normalized, True, "SpectralNormalization: each forward"),
+        (of_float8, False, "overwrite_with_gradient=True, as float8 layers"),
+    ],
+)
+def test_weights_that_each_asynchronous_worker_would_replace_are_refused(
+    build, run_eagerly, message
+):
     strategy = tfdist.AsyncStrategy()
     with strategy.scope():
-        model = normalized()
+        model = build()
     model.run_eagerly = run_eagerly
     x, y = np.ones([1, 3]), np.ones([1, 1])
     model.train_on_batch(x, y)
     runtime = strategy._runtime
     runtime.evaluations = evaluations.OwnEvaluations(runtime.local.show_anchor)
     model.train_function = None
-    with pytest.raises(ValueError, match="SpectralNormalization: each forward"):
+    with pytest.raises(ValueError, match=message):
         model.train_on_batch(x, y)
 
 

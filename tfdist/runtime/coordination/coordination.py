@@ -102,6 +102,11 @@ class Coordination:
         return self._method.waits
 
     @property
+    def averages(self):
+        """Whether an update may be made of several gradients."""
+        return self._method.averages
+
+    @property
     def is_synchronous(self):
         """Whether all gradients of an update are of the same parameters."""
         return self._method.is_synchronous

@@ -17,6 +17,7 @@ class NoCoordination:
     # Nobody waits for the gradients of others, and none is dropped.
     waits = False
     has_log = False
+    averages = False
     is_synchronous = False
     retries = False
     waited_for = empty_list

@@ -32,6 +32,9 @@ class Mutation:
     kind: str
     value: object
     before: object = None
+    # The `Plan` to compute the value of the newest one, also where it was made
+    # before an optimizer's step; None where the `Lifter` says.
+    plan: object = None
     is_gradient = False
 
 
@@ -90,7 +93,10 @@ def prepare(record, piece, *, live, lifter, buffer):
         lifter, live, buffer, record.variable, piece
     )
     if isinstance(record, Mutation):
-        take = resolve(record.value)
+        if record.plan is None:
+            take = resolve(record.value)
+        else:
+            take = resolve.planned(record.plan)
 
         def mutate(sent, section):
             value = take(sent, section)

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist import compiled_parts
 from tfdist import fused_kernels
+from tfdist import one_replica
 from tfdist import private_keras_variables
 from tfdist.runtime.exchange import records
 from tfdist.runtime.exchange import subgraph_replay
@@ -30,6 +31,8 @@ class _Pending:
     # Number of operations when the optimizer's updates were exchanged.
     settled: int | None = None
     barriers: set = dataclasses.field(default_factory=set)
+    # By ordinal: number of operations when a parameter was assigned last.
+    assigned: dict = dataclasses.field(default_factory=dict)
 
 
 def check_elementwise(variable, optimizer):
@@ -79,6 +82,14 @@ def _is_assigned(record):
 
 def _add_to(variable, change):
     variable.assign_add(change, read_value=False)
+
+
+def _as_change(record):
+    """The change that an assignment has made on the worker, an `Update`."""
+    changed = (record.value - record.before,)
+    return records.Update(
+        record.variable, _add_to, changed, {}, before=record.before
+    )
 
 
 class Step:
@@ -230,33 +241,68 @@ class Step:
                 "variable whole."
             )
         if variable.role is Role.PARAMETER:
-            self._check_normalization()
+            self._check_repeated(variable)
         if variable.role in (Role.STATE, Role.PARAMETER):
             variable.assigned_by_workers = True
         if not isinstance(value, tf.IndexedSlices):
             value = tf.convert_to_tensor(value, dtype=variable.dtype)
-        if (
-            variable.role is Role.PARAMETER
-            and kind == "assign"
-            and pending.settled is None
-            and subgraph_replay.may_depend_on(value, variable)
-        ):
-            # Set to a function of an old value (Muon's weight decay), it
-            # would lose what others have done since: the change is sent.
-            changed = (value - before,)
-            pending.records.append(
-                records.Update(variable, _add_to, changed, {}, before=before)
-            )
-            return
-        pending.records.append(records.Mutation(variable, kind, value, before))
+        record = records.Mutation(variable, kind, value, before)
+        if variable.role is Role.PARAMETER and pending.settled is None:
+            record = self._before_step(pending, record)
+            pending.assigned[variable.ordinal] = len(graph.get_operations())
+        pending.records.append(record)
 
-    def _check_normalization(self):
-        """Refuses a layer that normalizes weights which others normalize."""
+    def _before_step(self, pending, record):
+        """The record of a parameter that is assigned before a step.
+
+        Set to a function of an old value, it would lose what others have done
+        since. So the server computes it of the newest one; where it cannot,
+        and for an optimizer (Muon's weight decay), the change is sent.
+
+        Args:
+          pending: The `_Pending`.
+          record: The `Mutation`.
+        """
+        variable = record.variable
+        if record.kind == "assign" and not (
+            self._runtime.coordination.averages
+            or private_keras_variables.is_applying_optimizer()
+        ):
+            record.plan = subgraph_replay.plan_from_own(
+                record.value,
+                variable,
+                pending.assigned.get(variable.ordinal, 0),
+            )
+        if record.plan is not None:
+            return record
+        # A step that puts back what it has changed for a while: all it does
+        # counts as changes, with a sum of zero.
+        pending.records = [
+            _as_change(one)
+            if one.variable is variable and getattr(one, "plan", None)
+            else one
+            for one in pending.records
+        ]
+        if record.kind == "assign" and subgraph_replay.may_depend_on(
+            record.value, variable
+        ):
+            return _as_change(record)
+        return record
+
+    def _check_repeated(self, variable):
+        """Refuses what each worker does to weights that others do it to."""
         runtime = self._runtime
         if runtime.coordination.is_synchronous or not (
             runtime.evaluations.are_own  # There are several workers.
         ):
             return
+        if one_replica.is_overwritten_with_gradient(variable):
+            raise ValueError(
+                f"Variable {variable.name!r} has overwrite_with_gradient=True, "
+                "as float8 layers have: each step replaces it. What several "
+                "asynchronous workers replace would add up. Use "
+                "AllReduceStrategy, synchronization=Sync(), or one worker."
+            )
         kind = keras.layers.SpectralNormalization
         layers = private_keras_variables.layers_under_way(kind)
         if layers:

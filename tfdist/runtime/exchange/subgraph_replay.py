@@ -164,6 +164,69 @@ class Lifter:
         return copies[plan.output.name]
 
 
+def plan_from_own(value, variable, since):
+    """Plan to recompute on the server what is made of a variable itself.
+
+    A projection (`w.assign(w * mask)`) of the newest value may be repeated by
+    each worker; the changes that they have computed of older values would add
+    up.
+
+    Args:
+      value: A tensor of the graph that is being built.
+      variable: A `ReplicaVariable`.
+      since: Number of operations in the graph when the step has assigned it
+        before. What was read earlier is another value.
+
+    Returns:
+      A `Plan`, whose inputs are constants and values that this worker has; None
+      if `value` is also made from the data (as gradients are), from an older
+      value, or by operations that cannot be built again.
+    """
+    graph, known, own = value.graph, set(), set()
+    for outer, inner in graph.captures:
+        if outer is variable.local_handle:
+            own.add(inner.name)
+        if inner.dtype == tf.resource or not tf.is_symbolic_tensor(outer):
+            known.add(inner.name)
+    found, stack = {}, [value.op]
+    while stack:
+        operation = stack.pop()
+        if operation.name in found:
+            continue
+        found[operation.name] = operation
+        if len(found) > MAX_LIFTED_OPS or _is_data(operation, known):
+            return None
+        stack += [tensor.op for tensor in operation.inputs]
+    operations, inputs = {}, {}
+    for place, operation in enumerate(graph.get_operations()):
+        if operation.name not in found:
+            continue
+        reads = any(tensor.name in own for tensor in operation.inputs)
+        if not reads and not any(
+            tensor.op.name in operations for tensor in operation.inputs
+        ):
+            continue
+        if reads and place < since:
+            return None
+        if operation.op_def.is_stateful and operation.type not in _READS:
+            return None
+        operations[operation.name] = operation
+        for tensor in operation.inputs:
+            if tensor.name not in own and tensor.op.name not in operations:
+                inputs[tensor.name] = tensor
+    is_sent = not any(t.dtype == tf.resource for t in inputs.values())
+    if value.op.name not in operations or not is_sent:
+        return None
+    return Plan(tuple(operations.values()), tuple(inputs.values()), value)
+
+
+def _is_data(operation, known):
+    """Whether an operation brings what differs from batch to batch."""
+    if operation.type == "Placeholder":
+        return operation.outputs[0].name not in known
+    return "Iterator" in operation.type
+
+
 def may_depend_on(value, variable):
     """Whether `value` is made from what is read of `variable`, as far as seen.
 

@@ -254,6 +254,10 @@ class Resolver:
             position = self._add(argument)
             self.plain.append(position)
             return lambda sent, section: sent[position]
+        return self.planned(plan)
+
+    def planned(self, plan):
+        """Returns the same function for what a `Plan` computes there."""
         positions = {t.name: self._add(t) for t in plan.inputs}
         return lambda sent, section: self._lifter.build(
             plan,
