@@ -133,6 +133,22 @@ def test_steps_per_execution(mode):
     assert_same(found, {name: plain[name] for name in found})
 
 
+def test_a_variable_of_the_user_s_that_each_eager_step_makes_is_refused():
+    """Workers would wait for the chief to make as many."""
+    strategy, kept = tfdist.AsyncStrategy(), []
+
+    def step(makes):
+        tf.Variable(1.0, trainable=False)
+        kept.append(kept[0] if kept else tf.Variable(2.0))
+        if makes:
+            tf.Variable(3.0)
+
+    for makes in (False, True, True, False, True, True):
+        strategy.run(step, [makes])
+    with pytest.raises(RuntimeError, match=r"_test.py:\d+ makes a new tf.Var"):
+        strategy.run(step, [True])
+
+
 class Looking(keras.Model):
     """Looks at values in its step, as in a debugger."""
 

@@ -10,7 +10,7 @@ import math
 import threading
 
 # Learning rates of one model's optimizers that others can follow.
-MAX_RATES = 4
+MAX_RATES = 8
 # Numbers of a `Word`.
 SIZE = 10 + MAX_RATES
 # Position after the last epoch of a call of `fit`.

@@ -283,7 +283,7 @@ def test_with_local_steps_a_callback_s_rate_lasts_until_an_exchange():
     assert rate.numpy() == 0.5
 
 
-def test_rates_of_all_optimizers_of_a_model_are_known():
+def test_rates_of_all_optimizers_of_a_model_are_known(caplog):
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(0.5), "mse")
     model.second = keras.optimizers.Adam(0.25)
@@ -299,10 +299,21 @@ def test_rates_of_all_optimizers_of_a_model_are_known():
         "more": [wrapped, model.second],
         "parts": keras.optimizers.MultiOptimizer(parts),
     }
-    rates = fit_call._rates_of(model)
-    found = [float(rate.numpy()) for rate in rates]
-    assert found[:3] == [0.5, 0.25, 2.0]
-    assert sorted(found[3:]) == [3.0, 4.0]
+
+    def rates():
+        frame = types.SimpleNamespace(f_locals={"self": model})
+        call = fit_call.FitCall(frame, 1)
+        call.find_rates()
+        return list(call.own_rates())
+
+    found = rates()
+    # A model with optimizers of its own may never use that of `compile`.
+    assert found[:2] + found[-1:] == [0.25, 2.0, 0.5]
+    assert sorted(found[2:-1]) == [3.0, 4.0]
+    model.last = [keras.optimizers.SGD(10.0 + k) for k in range(4)]
+    assert not caplog.text
+    assert rates() == found[:-1] + [10.0, 11.0, 12.0, 13.0]
+    assert "has 9 learning rates" in caplog.text
 
 
 @pytest.mark.parametrize("use_ema", [False, True])

@@ -44,6 +44,8 @@ def check_elementwise(variable, optimizer):
             "variable_partitioner. Use an optimizer that updates each element "
             "for itself, or no variable_partitioner."
         )
+    if optimizer is not None:
+        table_gradients.warn_of_own_rule(optimizer, variable, "pieces")
 
 
 def step_counter(optimizer):

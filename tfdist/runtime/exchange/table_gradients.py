@@ -1,5 +1,8 @@
 """Gradients of tables: by rows, summed by id, applied by Keras's own rule."""
 
+import weakref
+
+from absl import logging
 import keras
 import tensorflow as tf
 
@@ -11,11 +14,36 @@ _OF_WHOLE_VARIABLES = tuple(
     for name in ("Adafactor", "Lamb", "Muon")
     if hasattr(keras.optimizers, name)
 )
+# Classes of optimizers that a warning has named.
+_warned = weakref.WeakSet()
 
 
 def needs_whole(optimizer):
     """Whether an optimizer's rule looks at more than single elements."""
     return isinstance(optimizer, _OF_WHOLE_VARIABLES)
+
+
+def warn_of_own_rule(optimizer, variable, what):
+    """Warns of a rule of the user's own that is applied to parts of a variable.
+
+    Args:
+      optimizer: The Keras optimizer.
+      variable: The variable.
+      what: What the rule is applied to, a phrase.
+    """
+    rule = type(optimizer)
+    module = getattr(rule.update_step, "__module__", "keras")
+    if module.partition(".")[0] in ("keras", "tfdist") or rule in _warned:
+        return
+    _warned.add(rule)
+    logging.warning(
+        "The update_step of %s is applied to %s of %r. It must update each "
+        "element for itself: what it computes of a whole gradient or variable "
+        "(a norm, a mean) would be that of a part.",
+        rule.__name__,
+        what,
+        variable.name,
+    )
 
 
 def checked(table, fn, args):
@@ -39,6 +67,8 @@ def checked(table, fn, args):
             f"the update rule of {type(optimizer).__name__}, which looks at "
             "whole variables"
         )
+    if optimizer is not None:
+        warn_of_own_rule(optimizer, table, "rows")
     if not args:
         try:
             # Weight decay; it does nothing to variables that it excludes.

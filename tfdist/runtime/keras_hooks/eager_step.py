@@ -19,6 +19,7 @@ from tfdist import fused_kernels
 from tfdist import model_optimizers
 from tfdist.runtime.exchange import records
 from tfdist.runtime.exchange import step as step_lib
+from tfdist.runtime.keras_hooks import step_variables
 from tfdist.runtime.local_steps import local_step
 from tfdist.runtime.variables.variables import ReplicaVariable
 from tfdist.runtime.variables.variables import Role
@@ -35,11 +36,15 @@ class EagerSteps:
 
     Args:
       runtime: The `Runtime`.
+
+    Attributes:
+      variables: The `StepVariables`.
     """
 
     def __init__(self, runtime):
         self._runtime = runtime
         self._functions = _Functions()
+        self.variables = step_variables.StepVariables()
         # Code of steps that optimizers take.
         self._training = set()
 
@@ -51,16 +56,18 @@ class EagerSteps:
           arguments: What it is called with.
         """
         self._runtime.commit()
-        if not self._runtime.local.keeps_own_values:
-            return EagerStep(self._runtime, self._functions)
         function = inspect.unwrap(function)
         function = getattr(function, "__func__", function)
+        code = getattr(function, "__code__", function)
+        self.variables.begin(code)
+        if not self._runtime.local.keeps_own_values:
+            return EagerStep(self._runtime, self._functions)
         return EagerLocalStep(
             self._runtime,
             arguments,
             self._functions,
             training=self._training,
-            code=getattr(function, "__code__", function),
+            code=code,
         )
 
 

@@ -70,6 +70,8 @@ class ParameterServerExtended(one_replica.WorkerExtended):
             **one_replica.with_value(kwargs),
         )
         one_replica.note_keras_variable(made)
+        if maker is None and active.eager_step() is not None:
+            self._eager_steps.variables.check(made)
         return made
 
     def _validate_colocate_with_variable(self, colocate_with_variable):

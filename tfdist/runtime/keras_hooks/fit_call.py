@@ -72,7 +72,16 @@ class FitCall:
 
     def find_rates(self):
         """Takes note of the learning rates, when all optimizers are there."""
-        self.rates = _rates_of(self.model)[: fit_progress.MAX_RATES]
+        rates = _rates_of(self.model)
+        self.rates = rates[: fit_progress.MAX_RATES]
+        if len(rates) > len(self.rates):
+            logging.warning(
+                "The model has %d learning rates. Workers follow those that "
+                "the chief sets of the first %d optimizers alone: set the "
+                "others on all workers.",
+                len(rates),
+                len(self.rates),
+            )
 
     def own_rates(self):
         """The learning rates here, a tuple of floats."""
@@ -187,9 +196,15 @@ def _ids(variables):
 
 
 def _rates_of(model):
-    """Learning rates of a model's optimizers, Keras's variables, a list."""
+    """Learning rates of a model's optimizers, Keras's variables, a list.
+
+    That of `compile` comes last: a model with others may never use it.
+    """
+    rules = model_optimizers.update_rules_of(model)
+    default = getattr(model, "optimizer", None)
+    default = getattr(default, "inner_optimizer", default)
     found = {}
-    for optimizer in model_optimizers.update_rules_of(model):
+    for optimizer in sorted(rules, key=lambda rule: rule is default):
         for variable in optimizer.variables:
             if variable.name == "learning_rate":
                 found[id(variable)] = variable
