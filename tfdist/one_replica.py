@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdist import private_keras_calls
 from tfdist import private_keras_variables
 from tfdist import private_tensorflow
+from tfdist import variable_names
 
 # Of a variable's arguments, what is kept of those that creators hand on.
 _KNOWN = (
@@ -320,6 +321,28 @@ def foreign_objects_explained():
             "strategy.scope(): create both, and compile, inside the "
             "scope of the one strategy that trains."
         ) from error
+
+
+@contextlib.contextmanager
+def own_random_numbers(worker):
+    """Scope of a step, in which `tf.random` draws numbers of a worker's own.
+
+    Workers have the same global seed, and would draw the same ones. Eager
+    operations still do: TensorFlow has one state for all of a process.
+
+    Args:
+      worker: Its number; the first draws what plain Keras would.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    seed = None if tf.executing_eagerly() else graph.seed
+    if seed is None or not worker:
+        yield
+        return
+    graph.seed = variable_names.seed_of(worker, seed)
+    try:
+        yield
+    finally:
+        graph.seed = seed
 
 
 def tensors_in(structure):

@@ -33,4 +33,9 @@ def spread_seed(state, worker):
       The worker's, a list of ints.
     """
     seed, *rest = state.tolist()
-    return [(seed + worker * _SEED_STRIDE) % _MAX_SEED, *rest]
+    return [seed_of(worker, seed), *rest]
+
+
+def seed_of(worker, seed):
+    """Returns a worker's own seed, that of the first being `seed`."""
+    return (seed + worker * _SEED_STRIDE) % _MAX_SEED

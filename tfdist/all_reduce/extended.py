@@ -117,7 +117,10 @@ class AllReduceExtended(one_replica.WorkerExtended):
             inputs = tf.control_dependencies(
                 one_replica.tensors_in((args, kwargs))
             )
-        with one_replica.foreign_objects_explained(), inputs:
+        own_numbers = one_replica.own_random_numbers(
+            self.engine.config.worker_id
+        )
+        with one_replica.foreign_objects_explained(), own_numbers, inputs:
             if purpose in ("test", "predict"):
                 # A layer that assigns state then does so on this worker.
                 with self.engine.applying():
