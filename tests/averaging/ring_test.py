@@ -1,13 +1,16 @@
 """What cannot be done without servers is refused at once."""
 
 import json
+from unittest import mock
 
 import pytest
 import tensorflow as tf
 
 import tfdist
 from tfdist import synchronization
+from tfdist.all_reduce import consistency
 from tfdist.cluster.config import ClusterConfigError
+from tfdist.runtime.local_steps import ring_engine
 
 TWO = {"worker": ["localhost:1", "localhost:2"]}
 
@@ -89,3 +92,12 @@ def test_one_process_is_a_ring_of_one(make):
     strategy = make()
     assert strategy.cluster.is_local
     assert strategy.training_is_over()
+
+
+def test_after_a_first_step_that_is_refused_nothing_is_compared():
+    """No worker's store holds the model."""
+    parts = [mock.Mock() for _ in range(4)]
+    engine = ring_engine.RingEngine(*parts, is_chief=True)
+    engine.compare_model(consistency.Moment.END_OF_FIT, None)
+    _, values, compared, _ = parts
+    assert not values.mock_calls and not compared.mock_calls

@@ -176,6 +176,9 @@ class RingEngine:
 
     def compare_model(self, moment, model):
         """Logs it if workers hold different values."""
+        if not self._has_begun:
+            # A first step that was refused: the model is on no worker's store.
+            return
         try:
             self._consistency.compare(moment, self._read(moment), but="")
         except DifferentValuesError as error:
