@@ -145,12 +145,12 @@ def test_messages_of_another_process_do_not_count(receiver):
 def test_numbers_of_a_worker_that_joins_begin_again(receiver):
     receiver.put(ONES, 1, 4)
     receiver.receive()
-    receiver.channel.fetched[1] = 10
+    receiver.channel.account.fetched[1] = 10
     receiver.channel._own.assign([6, 0])
     receiver.channel.admit(1)
-    assert receiver.channel.earlier[1] == 14
-    assert receiver.channel.fetched[1] == 0
-    assert receiver.channel.before == {1: 6}
+    assert receiver.channel.account.earlier[1] == 14
+    assert receiver.channel.account.fetched[1] == 0
+    assert receiver.channel.account.before == {1: 6}
     receiver.put(ONES, 1, 1)
     receiver.receive()
     assert receiver.count(account.APPLIED) == 1
@@ -175,7 +175,7 @@ def test_what_a_joiner_has_from_elsewhere_is_not_sent_to_it(receiver):
         header[[messages.FIRST, messages.LAST]] = number
         nothing = np.zeros([0], "float32"), np.zeros([0], np.uint8)
         for sender in (joiners, others):
-            sender.put(messages.PeerUpdate(header, *nothing))
+            sender.put([messages.PeerUpdate(header, *nothing)])
 
     def waiting(sender):
         with sender._changed:

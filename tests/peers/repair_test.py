@@ -111,7 +111,7 @@ def test_each_update_counts_once_in_what_was_taken_over(receiver):
     assert receiver.sum() == pytest.approx(THEIRS - 1.5)
     counts = receiver.channel.counts
     assert counts[1:, account.SEEN].tolist() == [4, 6]
-    assert receiver.channel.fetched == [0, 0, 0]
+    assert receiver.channel.account.fetched == [0, 0, 0]
     assert counts[1:, account.APPLIED].tolist() == [4, 6]
     assert not counts[:, account.MISSED].any()
 
@@ -126,8 +126,8 @@ def test_last_updates_of_a_lost_worker_are_those_of_the_other(receiver, seen):
     assert receiver.sum() == THEIRS
     assert receiver.channel.seen[2] == seen
     assert receiver.channel.sums[2] == 7 * seen
-    assert receiver.channel.fetched[2] == seen - 3
-    assert receiver.channel.earlier == [0, 0, 5]
+    assert receiver.channel.account.fetched[2] == seen - 3
+    assert receiver.channel.account.earlier == [0, 0, 5]
 
 
 def test_without_the_own_updates_it_is_not_taken(receiver):

@@ -7,11 +7,16 @@ zero in an eighth of the time, and then the elements in them.
 
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.compression import elias_fano
 
 _WORD = 8
+# The four signs that each byte of `two_bits` stands for.
+_SIGNS_OF_BYTES = np.array([0, 1, 0, -1])[
+    np.arange(256)[:, None] >> np.array([0, 2, 4, 6]) & 3
+]
 # Elements of a sample, and those of them above a quantile.
 _SAMPLE, _ABOVE = 8192, 64
 
@@ -111,17 +116,9 @@ def from_two_bits(data: tf.Tensor, tau: tf.Tensor, size: int) -> tf.Tensor:
       size: Elements of the vector.
     """
     padded = size + -size % _WORD
-    return _spread(tf.ensure_shape(data, [padded // 4]), tau)[:size]
-
-
-@tf.function(jit_compile=True, autograph=False)
-def _spread(data, tau):
-    shifts = tf.constant([0, 2, 4, 6], tf.uint8)
-    bits = tf.bitwise.bitwise_and(
-        tf.bitwise.right_shift(data[:, None], shifts), 3
-    )
-    values = tf.where(bits == 1, tau, tf.where(bits == 3, -tau, 0))
-    return tf.reshape(values, [-1])
+    data = tf.ensure_shape(data, [padded // 4])
+    fours = tau * tf.constant(_SIGNS_OF_BYTES, tau.dtype)
+    return tf.reshape(tf.gather(fours, tf.cast(data, tf.int32)), [-1])[:size]
 
 
 def sample(

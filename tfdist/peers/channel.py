@@ -60,20 +60,14 @@ class Channel:
         self._own = hidden(tf.zeros([2], tf.int64))
         workers = self._roster.num_workers
         self._signs = checksums.signs(group.size, group.dtype)
-        # Updates of others that this worker began with, or took over from
-        # another worker, and the checksums of all until then.
+        # Of a snapshot, see `PeerEngine`.
         nothing = [0] * workers
         seen, sums, earlier = engine.seen_at_join.get(name, [nothing] * 3)
-        self.fetched = [*seen]
-        # By joiner: this worker's updates before it came.
-        self.before = {}
-        # By worker: the updates of its earlier processes that are here.
-        self.earlier = [*earlier]
         counts = np.zeros([workers, account.COLUMNS], np.int64)
         counts[:, account.SEEN], counts[:, account.SUM] = seen, sums
         self._counts = hidden(tf.constant(counts))
         self.account = account.Account(
-            self._own, self._counts, self.fetched, self.before, self.earlier
+            self._own, self._counts, [*seen], {}, [*earlier]
         )
         # Messages that were taken out of the inbox, see `take_all`.
         self._kept = messages.Queue(f"{name}/kept", group.dtype, 2**30)
@@ -289,11 +283,12 @@ class Channel:
         Returns:
           Number of this worker's last update before it came, int.
         """
-        self.before[worker] = before = self.sent
+        _, _, fetched, befores, earlier = self.account
+        befores[worker] = before = self.sent
         counts = self.counts
-        self.earlier[worker] += int(counts[worker, account.APPLIED])
-        self.earlier[worker] += self.fetched[worker]
-        self.fetched[worker] = 0
+        earlier[worker] += int(counts[worker, account.APPLIED])
+        earlier[worker] += fetched[worker]
+        fetched[worker] = 0
         counts[worker] = 0
         self._counts.assign(counts)
         self.transport.admit(worker, before)
@@ -331,6 +326,11 @@ class Channel:
         sums = self.counts[:, account.SUM].tolist()
         sums[self._roster.worker_id] = int(self._own.numpy()[1])
         return sums
+
+    @property
+    def earlier(self):
+        """Numbers of updates of workers' earlier processes here, a list."""
+        return self.account.earlier
 
     def checksum(self, vector):
         """Checksum of a replica and all its updates, which never changes.
@@ -376,9 +376,9 @@ class Channel:
           sums: Their checksums.
           earlier: Numbers of updates of workers' earlier processes in them.
         """
-        counts, self.earlier[:] = self.counts, earlier
+        counts, self.account.earlier[:] = self.counts, earlier
         for worker in self._roster.others:
-            self.fetched[worker] += int(
+            self.account.fetched[worker] += int(
                 seen[worker] - counts[worker, account.SEEN]
             )
             counts[worker, [account.SEEN, account.SUM]] = (

@@ -27,6 +27,9 @@ class GossipTransport(transport.Transport):
       *args: Of `Transport`.
     """
 
+    # An exchange is a message each way, one after the other.
+    _pace = 0.004
+
     def __init__(self, handle, *args):
         self._handle = handle
         self._handled = threading.Condition()
@@ -42,10 +45,9 @@ class GossipTransport(transport.Transport):
     def release(self, worker, seen):
         """Drops nothing that waits for a joiner, which has none of it."""
 
-    def receivers(self, update):
-        """The `PeerSender` of the receiver, a list."""
-        to = int(update.header[messages.SEEN])
-        return [one for one in self.senders if one.worker == to]
+    def _updates_for(self, worker, updates):
+        """Those of a list of `PeerUpdate`s that go to a worker."""
+        return [u for u in updates if u.header[messages.SEEN] == worker]
 
     def _handle_all(self):
         with tf.device(self._device):

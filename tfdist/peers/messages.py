@@ -110,9 +110,11 @@ class Queue:
             shared_name=self._name,
         )
 
-    def size(self):
-        """Builds the number of messages in it, int32."""
-        return tf.raw_ops.QueueSizeV2(handle=self.handle())
+    def size(self, handle=None):
+        """Builds the number of messages in it, int32; see `take`."""
+        return tf.raw_ops.QueueSizeV2(
+            handle=self.handle() if handle is None else handle
+        )
 
     def put(self, tensors):
         """Builds an enqueueing, which waits while it is full."""

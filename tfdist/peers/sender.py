@@ -18,9 +18,6 @@ from tfdist.peers import messages
 # its server does not answer.
 _FULL_SECONDS = 0.005
 _SILENT_SECONDS = 0.1
-# Seconds between two calls to a receiver, if nothing fails: messages of steps
-# that are shorter than this travel together.
-_PACE_SECONDS = 0.004
 
 
 class PeerSender:
@@ -61,7 +58,6 @@ class PeerSender:
         self._changed = threading.Condition()
         # Messages of the call under way.
         self._in_flight = []
-        self._pause_until = 0.0
         # Number of the call of `fit` that is to stop; of the one for which
         # the receiver knows it.
         self._stop = self._told = 0
@@ -75,16 +71,16 @@ class PeerSender:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def put(self, update):
-        """Hands over an `PeerUpdate`."""
+    def put(self, updates):
+        """Hands over a list of `PeerUpdate`s."""
         # What was enqueued before may come here later.
-        if update.header[messages.LAST] <= self._since:
-            return
+        updates = [u for u in updates if u.header[messages.LAST] > self._since]
         with self._changed:
             if self._has_ended or self._roster.is_lost(self.worker):
-                self.lost += update.count
+                self.lost += sum(update.count for update in updates)
                 return
-            self._backlog.put(update)
+            for update in updates:
+                self._backlog.put(update)
             self._changed.notify()
             if self._backlog.is_full:
                 self._give_up("it takes too long to join")
@@ -152,26 +148,22 @@ class PeerSender:
         """Waits for messages; none at the end.
 
         Returns:
-          A list of 1, 2, 4 or more: each number has a graph of its own.
+          A list, of `messages.TOGETHER` at most.
         """
         with self._changed:
             while not self._closes:
                 if self._roster.is_lost(self.worker):
                     self._forget()
-                number = min(len(self._backlog), messages.TOGETHER)
-                if not number and (stop := self._stop_message()) is not None:
-                    return self._start_call([stop])
-                early = self._pause_until - time.monotonic()
-                if number and early <= 0.0:
-                    number = 1 << (number.bit_length() - 1)
+                if number := min(len(self._backlog), messages.TOGETHER):
                     return self._start_call(
                         [self._backlog.take() for _ in range(number)]
                     )
-                self._changed.wait(early if number else None)
+                if (stop := self._stop_message()) is not None:
+                    return self._start_call([stop])
+                self._changed.wait()
             return []
 
     def _start_call(self, updates):
-        self._pause_until = time.monotonic() + _PACE_SECONDS
         headers = [np.array(update.header) for update in updates]
         for header in headers:
             header[messages.STOP] = self._stop
