@@ -5,6 +5,7 @@ import json
 import tensorflow as tf
 
 from tfdist.cluster import member_table
+from tfdist.cluster import resource_values
 
 
 class OwnReports:
@@ -100,18 +101,6 @@ def build_texts(handles):
     Returns:
       A vector; "" for what nobody has written.
     """
-
-    def read(handle):
-        text = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.string)
-        return tf.reshape(text, [])
-
     return tf.stack(
-        [
-            tf.cond(
-                tf.raw_ops.VarIsInitializedOp(resource=handle),
-                lambda handle=handle: read(handle),
-                lambda: tf.constant(""),
-            )
-            for handle in handles
-        ]
+        [resource_values.build_read_or(handle, "") for handle in handles]
     )

@@ -5,6 +5,8 @@ import uuid
 
 import tensorflow as tf
 
+from tfdist.cluster import resource_values
+
 _NOTHING = ""
 
 
@@ -108,10 +110,4 @@ class SharedRecord:
 
 def _value(handle):
     """Builds the value of a record's variable, `(2,)` strings."""
-    return tf.cond(
-        tf.raw_ops.VarIsInitializedOp(resource=handle),
-        lambda: tf.reshape(
-            tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.string), [2]
-        ),
-        lambda: tf.constant([_NOTHING, _NOTHING]),
-    )
+    return resource_values.build_read_or(handle, [_NOTHING, _NOTHING])

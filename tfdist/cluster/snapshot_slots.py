@@ -13,6 +13,8 @@ import shutil
 from absl import logging
 import tensorflow as tf
 
+from tfdist.cluster import resource_values
+
 _OFFER = "tfdist/snapshot_slots"
 
 
@@ -76,14 +78,7 @@ def build_offer():
       A string tensor `(2,)`: the directory, empty if there is none, and the
       seconds between two snapshots.
     """
-    handle = _handle()
-    return tf.cond(
-        tf.raw_ops.VarIsInitializedOp(resource=handle),
-        lambda: tf.reshape(
-            tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.string), [2]
-        ),
-        lambda: tf.constant(["", "0"]),
-    )
+    return resource_values.build_read_or(_handle(), ["", "0"])
 
 
 def build_path(name):

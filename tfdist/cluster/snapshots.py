@@ -18,6 +18,7 @@ import time
 from absl import logging
 import tensorflow as tf
 
+from tfdist.cluster import resource_values
 from tfdist.cluster import table_snapshots
 from tfdist.cluster.manifests import Manifest
 from tfdist.cluster.manifests import VariableGroup
@@ -83,13 +84,7 @@ def _build_value(name, value, dtype, default):
         return tf.raw_ops.AssignVariableOp(
             resource=handle, value=tf.constant(value)
         )
-    return tf.cond(
-        tf.raw_ops.VarIsInitializedOp(resource=handle),
-        lambda: tf.ensure_shape(
-            tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype), []
-        ),
-        lambda: tf.constant(default),
-    )
+    return resource_values.build_read_or(handle, default)
 
 
 class Snapshots:

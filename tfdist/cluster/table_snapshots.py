@@ -11,7 +11,10 @@ import dataclasses
 import json
 import math
 
+import numpy as np
 import tensorflow as tf
+
+from tfdist.cluster import resource_values
 
 STRIPE_BYTES = 32 << 20
 """Bytes of all rows of a stripe, about."""
@@ -40,13 +43,7 @@ def build_lost(counter, value=None):
         return tf.raw_ops.AssignVariableOp(
             resource=handle, value=tf.convert_to_tensor(value, tf.int64)
         )
-    return tf.cond(
-        tf.raw_ops.VarIsInitializedOp(resource=handle),
-        lambda: tf.ensure_shape(
-            tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64), [2]
-        ),
-        lambda: tf.zeros([2], tf.int64),
-    )
+    return resource_values.build_read_or(handle, np.zeros(2, np.int64))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,9 +9,11 @@ are compared under the shard's lock, which is held until the command is done.
 import contextlib
 import random
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist import private_tensorflow
+from tfdist.cluster import resource_values
 
 _SUPERSEDED = (
     "Another process of the chief has begun to coordinate: this one must end."
@@ -176,13 +178,7 @@ class Fence:
         """Builds a shard's term and whether it is whole, int64 `(2,)`."""
         handle = self._handle(k)
         private_tensorflow.run_independently(handle.op)
-        return tf.cond(
-            tf.raw_ops.VarIsInitializedOp(resource=handle),
-            lambda: tf.reshape(
-                tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64), [2]
-            ),
-            lambda: tf.constant([0, 0], tf.int64),
-        )
+        return resource_values.build_read_or(handle, np.zeros(2, np.int64))
 
     def _hold(self, k, term, whole):
         tf.raw_ops.AssignVariableOp(

@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from tfdist.cluster import resource_values
 from tfdist.runtime.exchange import records as records_lib
 from tfdist.runtime.variables import traced_calls
 
@@ -77,16 +78,7 @@ def left(store, name):
 
     def build():
         handle = store.resource(0, name, tf.string, [])
-
-        def read():
-            with tf.device(store.devices[0]):
-                return tf.raw_ops.ReadVariableOp(
-                    resource=handle, dtype=tf.string
-                )
-
-        with tf.device(store.devices[0]):
-            known = tf.raw_ops.VarIsInitializedOp(resource=handle)
-        text = tf.cond(known, read, lambda: tf.constant(""))
+        text = resource_values.build_read_or(handle, "")
         with tf.device(store.worker_device):
             return tf.identity(text)
 

@@ -10,6 +10,8 @@ these is accepted later; who carries the decision out frees them.
 
 import tensorflow as tf
 
+from tfdist.cluster import resource_values
+
 # Of each worker: what it brings now, and what earlier attempts left.
 _KEYS = 4
 
@@ -36,23 +38,14 @@ class OrphanedGradients:
 
     def create(self, shard):
         """Builds, in the scope's device: no keys, where there are none yet."""
-        device = self._staged(shard).device
-        done = []
-        for handle, shape in (
-            (self._staged(shard), [self._num_workers, _KEYS]),
-            (self._freed(shard), [self._num_workers]),
-        ):
-            known = tf.raw_ops.VarIsInitializedOp(resource=handle)
-
-            def make(handle=handle, shape=shape):
-                with tf.device(device):
-                    tf.raw_ops.AssignVariableOp(
-                        resource=handle, value=tf.zeros(shape, tf.int64)
-                    )
-                return True
-
-            done.append(tf.cond(known, lambda: False, make).op)
-        return done
+        shape = [self._num_workers, _KEYS]
+        return [
+            resource_values.build_put_if_missing(handle, zeros).op
+            for handle, zeros in (
+                (self._staged(shard), tf.zeros(shape, tf.int64)),
+                (self._freed(shard), tf.zeros(shape[:1], tf.int64)),
+            )
+        ]
 
     def note(self, shard, worker, key):
         """Builds, on the server: a worker is about to bring a gradient.

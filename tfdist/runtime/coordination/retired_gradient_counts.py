@@ -4,12 +4,15 @@ Their ledgers are freed with their models; what has become of the gradients of
 each worker is added up on the first server.
 """
 
+import numpy as np
 import tensorflow as tf
 
+from tfdist.cluster import resource_values
 from tfdist.runtime.coordination import ledger as ledger_lib
 from tfdist.runtime.coordination import shared_state
 from tfdist.runtime.variables import traced_calls
 from tfdist.runtime.variables import unused_models
+from tfdist.synchronization import state as state_lib
 
 # What is counted of gradients, and the field of a `State` that does.
 COUNTS = {
@@ -74,7 +77,7 @@ class RetiredGradientCounts:
         if not ledgers:
             return []
         counts = self._build_counts(ledgers)
-        counts.append(self._build_or_zeros(self._handle(), self._read))
+        counts.append(self._build_read_retired())
         with tf.device(self._store.devices[0]):
             return [
                 tf.raw_ops.AssignVariableOp(
@@ -102,7 +105,7 @@ class RetiredGradientCounts:
         with tf.control_dependencies([seen.op]):
             lock = store.lock(0, unused_models.LOCK)
         with tf.control_dependencies([lock.op]):
-            there = self._build_or_zeros(self._handle(), self._read)
+            there = self._build_read_retired()
             with tf.device(store.devices[0]):
                 done = tf.raw_ops.AssignVariableOp(
                     resource=self._handle(), value=tf.maximum(there, seen)
@@ -119,7 +122,7 @@ class RetiredGradientCounts:
         lock = store.lock(0, unused_models.LOCK)
         with tf.control_dependencies([lock.op]):
             counts = self._build_counts(self._waiting)
-            retired = self._build_or_zeros(self._handle(), self._read)
+            retired = self._build_read_retired()
             with tf.device(store.devices[0]):
                 total = tf.add_n([*counts, retired])
         with tf.control_dependencies([total.op]):
@@ -129,38 +132,24 @@ class RetiredGradientCounts:
 
     def _build_counts(self, names):
         """Builds: what ledgers have counted, those that are there."""
-        return [
-            self._build_or_zeros(one.handle(), lambda one=one: self._of(one))
-            for one in (
-                shared_state.SharedState(
-                    self._store,
-                    f"ledger/{name}",
-                    self._num_workers,
-                    attendance=None,
-                    mailboxes=None,
+        zeros = np.zeros(state_lib.size(self._num_workers), np.int64)
+        counts = []
+        for name in sorted(names):
+            handle = shared_state.SharedState(
+                self._store,
+                f"ledger/{name}",
+                self._num_workers,
+                attendance=None,
+                mailboxes=None,
+            ).handle()
+            vector = resource_values.build_read_or(handle, zeros)
+            with tf.device(self._store.devices[0]):
+                state = state_lib.State.unpack(vector, self._num_workers)
+                counts.append(
+                    tf.stack([getattr(state, key) for key in COUNTS.values()])
                 )
-                for name in sorted(names)
-            )
-        ]
+        return counts
 
-    def _build_or_zeros(self, handle, build):
-        device = self._store.devices[0]
-        shape = [len(COUNTS), self._num_workers]
-
-        def on_server():
-            with tf.device(device):
-                return tf.ensure_shape(build(), shape)
-
-        with tf.device(device):
-            known = tf.raw_ops.VarIsInitializedOp(resource=handle)
-            zeros = tf.zeros(shape, tf.int64)
-        return tf.cond(known, on_server, lambda: zeros)
-
-    def _read(self):
-        return tf.raw_ops.ReadVariableOp(
-            resource=self._handle(), dtype=tf.int64
-        )
-
-    def _of(self, shared):
-        state = shared.read()
-        return tf.stack([getattr(state, count) for count in COUNTS.values()])
+    def _build_read_retired(self):
+        zeros = np.zeros([len(COUNTS), self._num_workers], np.int64)
+        return resource_values.build_read_or(self._handle(), zeros)

@@ -4,6 +4,7 @@ import functools
 
 import tensorflow as tf
 
+from tfdist.cluster import resource_values
 from tfdist.correction import Copies
 from tfdist.runtime.corrections.no_correction import NoCorrector
 from tfdist.runtime.corrections.parameter_correction import ParameterCorrection
@@ -244,7 +245,7 @@ class Corrector:
             lock = store.lock(shard)
             device = store.devices[shard]
             with tf.control_dependencies([lock.op]), tf.device(device):
-                made = [op for one in slots for op in one.make(device)]
+                made = [op for one in slots for op in one.make()]
                 for copy in held if keeps else ():
                     made.append(self._build_first_given(shard, *copy))
             with tf.control_dependencies(made):
@@ -257,8 +258,7 @@ class Corrector:
         """
         backup = self._backup(variable, piece, shard)
         value = read(self._store.handle(variable, shard, piece), variable.dtype)
-        put = copies_lib.build_put_if_missing(self._store, shard, backup, value)
-        return put.op
+        return resource_values.build_put_if_missing(backup, value).op
 
     def _on_server(self, ledger, shard, variable, piece):
         """The `ParameterCorrection` of a variable or piece on a server."""

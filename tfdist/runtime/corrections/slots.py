@@ -1,7 +1,10 @@
 """Slots of corrections, on servers or on a worker."""
 
+import functools
+
 import tensorflow as tf
 
+from tfdist.cluster import resource_values
 from tfdist.correction import Slots
 
 
@@ -82,28 +85,14 @@ class ServerSlots(Slots):
             self._shard, f"{self._name}/{name}", self._dtype, self._shapes[name]
         )
 
-    def make(self, device):
-        """Makes them if they are not there; returns the operations.
-
-        Args:
-          device: The server's.
-        """
-
-        def zeros(name):
-            with tf.device(device):
-                tf.raw_ops.AssignVariableOp(
-                    resource=self._handle(name),
-                    value=tf.zeros(self._shapes[name], self._dtype),
-                )
-                return True
-
+    def make(self):
+        """Makes them if they are not there; returns the operations."""
         return [
-            tf.cond(
-                tf.raw_ops.VarIsInitializedOp(resource=self._handle(name)),
-                lambda: False,
-                lambda name=name: zeros(name),
+            resource_values.build_put_if_missing(
+                self._handle(name),
+                functools.partial(tf.zeros, shape, self._dtype),
             ).op
-            for name in self._shapes
+            for name, shape in self._shapes.items()
         ]
 
     def read(self, name, rows=None):

@@ -13,9 +13,9 @@ import time
 import numpy as np
 import tensorflow as tf
 
+from tfdist.cluster import resource_values
 from tfdist.null_methods import empty_list
 from tfdist.null_methods import nothing
-from tfdist.runtime.variables import copies
 from tfdist.runtime.variables.variables import Role
 
 # Of exchanges that are no optimizer's step.
@@ -88,7 +88,7 @@ class ExchangeMarkers:
         handle = self._handle(shard, worker, site)
         with tf.device(self._store.devices[shard]):
             zeros = tf.zeros([size], tf.int64)
-        return copies.build_put_if_missing(self._store, shard, handle, zeros).op
+        return resource_values.build_put_if_missing(handle, zeros).op
 
     def settle(self):
         """Says of this worker's exchanges that none is on its way any more.
@@ -105,15 +105,15 @@ class ExchangeMarkers:
 
     def _build_settle(self):
         store = self._store
-        size = 1 + store.num_shards
+        zeros = np.zeros(1 + store.num_shards, np.int64)
         for site in self.sites():
             handles = [
                 self._handle(shard, self._worker, site)
                 for shard in range(store.num_shards)
             ]
             found = []
-            for shard, handle in enumerate(handles):
-                value = self._read_or_zeros(shard, handle, size)
+            for handle in handles:
+                value = resource_values.build_read_or(handle, zeros)
                 with tf.device(store.worker_device):
                     found.append(tf.identity(value))
             with tf.device(store.worker_device):
@@ -124,20 +124,6 @@ class ExchangeMarkers:
                     tf.raw_ops.AssignVariableOp(
                         resource=handle, value=tf.identity(newest)
                     )
-
-    def _read_or_zeros(self, shard, handle, size):
-        device = self._store.devices[shard]
-
-        def read():
-            with tf.device(device):
-                value = tf.raw_ops.ReadVariableOp(
-                    resource=handle, dtype=tf.int64
-                )
-                return tf.ensure_shape(value, [size])
-
-        with tf.device(device):
-            known = tf.raw_ops.VarIsInitializedOp(resource=handle)
-            return tf.cond(known, read, lambda: tf.zeros([size], tf.int64))
 
     def prepare(self, traced):
         """Makes the marks that nobody has left yet.

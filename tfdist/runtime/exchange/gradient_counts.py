@@ -7,8 +7,10 @@ counts that belong to them.
 
 import time
 
+import numpy as np
 import tensorflow as tf
 
+from tfdist.cluster import resource_values
 from tfdist.null_methods import empty_list
 
 # Vectors, by worker, that lie one after another on a server: gradients
@@ -175,15 +177,8 @@ class GradientCounts:
         }
 
     def _build_read(self):
-        handle = self.handle(0)
-
-        def read():
-            with tf.device(self._store.devices[0]):
-                return self.read_on(0)[0]
-
-        with tf.device(self._store.devices[0]):
-            known = tf.raw_ops.VarIsInitializedOp(resource=handle)
-            nothing = tf.zeros([self._length], tf.int64)
-            counts = tf.cond(known, read, lambda: nothing)
+        counts = resource_values.build_read_or(
+            self.handle(0), np.zeros(self._length, np.int64)
+        )
         with tf.device(self._store.worker_device):
             return tf.identity(counts)

@@ -11,6 +11,7 @@ whichever worker died in whichever moment of its push.
 import numpy as np
 import tensorflow as tf
 
+from tfdist.cluster import resource_values
 from tfdist.null_methods import empty_list
 from tfdist.null_methods import nothing
 
@@ -115,7 +116,7 @@ class PortionProgress:
         epoch, portions, portion, batch = tf.unstack(place, num=4)
         handle = self._handle(shard)
         head = 1 + self._store.num_shards
-        old = self._value(shard, handle)
+        old = self._value(handle)
         kept = [int(k in shards) for k in range(self._store.num_shards)]
         zeros = tf.zeros([portions], tf.int64)
         now = tf.cond(
@@ -178,7 +179,7 @@ class PortionProgress:
     def _build_read(self):
         found = []
         for shard in range(self._store.num_shards):
-            value = self._value(shard, self._handle(shard))
+            value = self._value(self._handle(shard))
             with tf.device(self._store.worker_device):
                 found.append(tf.identity(value))
         return found
@@ -186,23 +187,12 @@ class PortionProgress:
     def _handle(self, shard):
         return self._store.resource(shard, "portions", tf.int64, [None])
 
-    def _value(self, shard, handle):
+    def _value(self, handle):
         """Builds the reading of a server's vector; one number without any.
 
         The epoch, a number by server (whether it keeps the progress of this
         one), and by portion the next batch.
         """
-        device = self._store.devices[shard]
-
-        def read():
-            with tf.device(device):
-                value = tf.raw_ops.ReadVariableOp(
-                    resource=handle, dtype=tf.int64
-                )
-                return tf.reshape(value, [-1])
-
-        with tf.device(device):
-            known = tf.raw_ops.VarIsInitializedOp(resource=handle)
-            return tf.cond(
-                known, read, lambda: tf.constant([_NOTHING], tf.int64)
-            )
+        return resource_values.build_read_or(
+            handle, np.full(1, _NOTHING, np.int64), shape=[None]
+        )

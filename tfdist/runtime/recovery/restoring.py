@@ -12,6 +12,7 @@ import dataclasses
 
 import tensorflow as tf
 
+from tfdist.cluster import resource_values
 from tfdist.cluster import snapshots
 from tfdist.cluster import table_snapshots
 from tfdist.runtime.variables import copies
@@ -185,8 +186,8 @@ class Restorer:
         with tf.control_dependencies([mine.op]):
             lock = store.lock(shard, _LOCK)
         with tf.control_dependencies([lock.op]), tf.device(device):
-            made = copies.build_put_if_missing(
-                store, shard, offers, tf.zeros(size, tf.int64)
+            made = resource_values.build_put_if_missing(
+                offers, tf.zeros(size, tf.int64)
             )
             with tf.control_dependencies([made]):
                 done = [made]
@@ -280,7 +281,7 @@ class Restorer:
                 with tf.device(store.devices[shard]):
                     tf.raw_ops.AssignVariableOp(resource=handle, value=value)
                 continue
-            put = copies.build_put_if_missing(store, shard, handle, value)
+            put = resource_values.build_put_if_missing(handle, value)
             stale.append(tf.cast(put, tf.int32))
             kept.append(1 - stale[-1])
         for table in store.variables:

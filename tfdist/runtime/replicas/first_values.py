@@ -9,6 +9,7 @@ together.
 import tensorflow as tf
 
 from tfdist.cluster import reports
+from tfdist.cluster import resource_values
 from tfdist.runtime.variables import copies
 from tfdist.runtime.variables import table_values
 from tfdist.runtime.variables import transfer
@@ -257,7 +258,7 @@ class FirstValues:
             missing = self._build_missing(shard, variables)
         with tf.control_dependencies([missing.op]):
             done = [
-                copies.build_put_if_missing(store, shard, handle, value)
+                resource_values.build_put_if_missing(handle, value)
                 for handle, value in zip(handles, moved, strict=True)
             ]
             if tables := _tables(variables):
@@ -273,7 +274,7 @@ class FirstValues:
             with tf.device(store.devices[shard]):
                 first = tf.constant(self._state.first_version, tf.int64)
             version = store.counter("version", shard).handle
-            begun = copies.build_put_if_missing(store, shard, version, first)
+            begun = resource_values.build_put_if_missing(version, first)
         with tf.control_dependencies([begun]):
             store.unlock(shard, lock)
         with tf.device(store.devices[shard]):
@@ -300,8 +301,8 @@ class FirstValues:
             with tf.device(store.devices[0]):
                 mine = tf.constant(signature(variable))
             done.append(
-                copies.build_put_if_missing(
-                    store, 0, self._signature_handle(variable), mine
+                resource_values.build_put_if_missing(
+                    self._signature_handle(variable), mine
                 )
             )
         return done

@@ -12,12 +12,12 @@ import tensorflow as tf
 
 from tfdist import private_keras_calls
 from tfdist import private_keras_variables
+from tfdist.cluster import resource_values
 from tfdist.cluster import waiting
 from tfdist.runtime.exchange import rows
 from tfdist.runtime.replicas import consistent_read
 from tfdist.runtime.replicas import first_values
 from tfdist.runtime.replicas import refresh
-from tfdist.runtime.variables import copies
 from tfdist.runtime.variables import traced_calls
 from tfdist.runtime.variables import transfer
 from tfdist.runtime.variables.server_scope import read_replica
@@ -355,9 +355,7 @@ class Synchronizer:
                 # What has changed before, nobody has noted.
                 version = store.counter("version", table.shard).read()
                 first = tf.fill(table.shape[:1], version)
-            created = copies.build_put_if_missing(
-                store, table.shard, stamps, first
-            )
+            created = resource_values.build_put_if_missing(stamps, first)
         with tf.control_dependencies([created]):
             store.unlock(table.shard, lock)
 

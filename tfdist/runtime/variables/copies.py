@@ -1,7 +1,5 @@
 """Pairs of variable and piece that one server holds of a model."""
 
-import tensorflow as tf
-
 from tfdist.runtime.variables import transfer
 from tfdist.runtime.variables.server_scope import read_replica
 from tfdist.runtime.variables.variables import Role
@@ -67,27 +65,3 @@ def build_send(store, shard, copies):
         source=store.worker_device,
         target=store.devices[shard],
     )
-
-
-def build_put_if_missing(store, shard, handle, value):
-    """Builds: a server gets a value that it has not.
-
-    Args:
-      store: The `ParameterStore`.
-      shard: Number of the server.
-      handle: Of the resource there.
-      value: Tensor there.
-
-    Returns:
-      Whether it had none, a scalar bool tensor.
-    """
-    device = store.devices[shard]
-
-    def put():
-        with tf.device(device):
-            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
-        return True
-
-    with tf.device(device):
-        known = tf.raw_ops.VarIsInitializedOp(resource=handle)
-    return tf.cond(known, lambda: False, put)

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.cluster import resource_values
 from tfdist.runtime.variables import hashing
 from tfdist.runtime.variables import row_index
 from tfdist.runtime.variables import variable_list
@@ -292,14 +293,8 @@ def _build_first_slots(slot, number):
 
 def _read(counts):
     """Builds what a server has counted; zeros if it has not."""
-    return tf.cond(
-        tf.raw_ops.VarIsInitializedOp(resource=counts),
-        lambda: tf.ensure_shape(
-            tf.raw_ops.ReadVariableOp(resource=counts, dtype=tf.int64),
-            [len(COUNTS)],
-        ),
-        lambda: tf.zeros([len(COUNTS)], tf.int64),
-    )
+    zeros = np.zeros(len(COUNTS), np.int64)
+    return resource_values.build_read_or(counts, zeros)
 
 
 def _add(counts, new):

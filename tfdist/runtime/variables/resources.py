@@ -2,9 +2,11 @@
 
 import weakref
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist import private_tensorflow
+from tfdist.cluster import resource_values
 from tfdist.runtime.variables.variables import active
 
 
@@ -33,17 +35,7 @@ class Counter:
 
     def read_or_zero(self):
         """Its value, 0 where a server that was started again has lost it."""
-        device = self.handle.device
-        with tf.device(device):
-            known = tf.raw_ops.VarIsInitializedOp(resource=self.handle)
-
-        def read():
-            with tf.device(device):
-                return self.read()
-
-        # A branch under a lock must not depend on the worker, which may die.
-        with tf.device(device):
-            return tf.cond(known, read, lambda: tf.zeros([], tf.int64))
+        return resource_values.build_read_or(self.handle, np.int64(0))
 
     def add(self, amount):
         """Adds `amount` (int or scalar int64 tensor)."""
