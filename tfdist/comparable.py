@@ -1,8 +1,14 @@
-"""Equality of objects that are nothing but their settings."""
+"""Equality and text of objects that are nothing but their settings."""
+
+import enum
 
 
 class Comparable:
-    """A base of classes whose instances are equal if their settings are."""
+    """A base of classes whose instances are equal if their settings are.
+
+    So are their texts, which workers compare: all settings, and nothing of
+    this process.
+    """
 
     def __eq__(self, other):
         if type(self) is not type(other):
@@ -12,3 +18,30 @@ class Comparable:
     def __hash__(self):
         # Settings may be dicts, which have no hash.
         return hash(type(self))
+
+    def __repr__(self):
+        settings = ", ".join(
+            f"{name.lstrip('_')}={_shown(value)}"
+            for name, value in vars(self).items()
+        )
+        return f"{type(self).__name__}({settings})"
+
+
+def _shown(value):
+    """A setting as text, the same in every process."""
+    if callable(value):
+        return "a function"
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, float):
+        short = f"{value:g}"
+        return short if float(short) == value else repr(value)
+    if isinstance(value, dict) and "class_name" in value:
+        # An object of Keras's.
+        settings = ", ".join(
+            f"{k}={_shown(v)}"
+            for k, v in value["config"].items()
+            if v is not None
+        )
+        return f"{value['class_name']}({settings})"
+    return repr(value)

@@ -56,14 +56,6 @@ class LocalSteps(comparable.Comparable, abc.ABC):
     average_optimizer_state = False
     reset_momentum = False
 
-    def __repr__(self):
-        # Workers compare them: all settings, and nothing of this process.
-        settings = ", ".join(
-            f"{name.lstrip('_')}={_shown(value)}"
-            for name, value in vars(self).items()
-        )
-        return f"{type(self).__name__}({settings})"
-
     def resolve(
         self,
         synchronization: Synchronization,
@@ -286,20 +278,3 @@ def new_optimizer(config):
         the schedule.
     """
     return keras.optimizers.deserialize(copy.deepcopy(config))
-
-
-def _shown(value):
-    """A setting as text, the same in every process."""
-    if callable(value):
-        return "a function"
-    if isinstance(value, enum.Enum):
-        return value.value
-    if isinstance(value, dict):
-        given = value["config"].items()
-        settings = ", ".join(
-            f"{k}={v:g}" if isinstance(v, float) else f"{k}={v!r}"
-            for k, v in given
-            if v is not None
-        )
-        return f"{value['class_name']}({settings})"
-    return repr(value)

@@ -105,11 +105,6 @@ class Correction(comparable.Comparable, abc.ABC):
     densifies = False
     on_worker = False
 
-    def __repr__(self):
-        # Workers compare them: all settings, and nothing of this process.
-        settings = ", ".join(f"{k}={v!r}" for k, v in vars(self).items())
-        return f"{type(self).__name__}({settings})"
-
     def resolve(
         self, synchronization: Synchronization, num_workers: int
     ) -> "Correction":

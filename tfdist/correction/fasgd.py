@@ -73,18 +73,11 @@ class FASGD(base.Correction):
                 "Argument `estimator` of FASGD must be 'std' or 'absmean'. "
                 f"Received: estimator={estimator!r}"
             )
-        self.estimator = estimator
         if epsilon is None:
             epsilon = _FLOOR**2 if estimator == "std" else _FLOOR
         self.epsilon = checks.in_range("FASGD: epsilon", epsilon, positive=True)
+        self.estimator = estimator
         self.bias_correction = bool(bias_correction)
-
-    def __repr__(self):
-        return (
-            f"FASGD(gamma={self.gamma:g}, beta={self.beta:g}, "
-            f"epsilon={self.epsilon:g}, estimator={self.estimator!r}, "
-            f"bias_correction={self.bias_correction})"
-        )
 
     def check_optimizer(self, optimizer: keras.Optimizer) -> None:
         optimizers.check_is_sgd(

@@ -30,9 +30,6 @@ class InverseStaleness(base.Correction):
             "InverseStaleness: factor", factor, positive=True
         )
 
-    def __repr__(self):
-        return f"InverseStaleness(factor={self.factor:g})"
-
     def scale(self, staleness: tf.Tensor) -> tf.Tensor:
         """The factor of a gradient.
 

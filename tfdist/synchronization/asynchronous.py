@@ -14,9 +14,6 @@ class Async(base.Synchronization):
 
     ordered = False
 
-    def __repr__(self):
-        return "Async()"
-
     def decide(self, state: State) -> State:
         state = state.drop(state.unusable)
         arrived = state.arrived

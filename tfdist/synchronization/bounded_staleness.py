@@ -34,9 +34,6 @@ class BoundedStaleness(base.Synchronization):
         checks.count("BoundedStaleness: max_staleness", max_staleness, 0)
         self.max_staleness = max_staleness
 
-    def __repr__(self):
-        return f"BoundedStaleness(max_staleness={self.max_staleness})"
-
     def decide(self, state: State) -> State:
         ahead = state.clock - state.slowest_clock()
         released = tf.logical_and(state.arrived, ahead <= self.max_staleness)

@@ -20,9 +20,6 @@ class GrowingSoftSync(Synchronization):
         self.every = every
         self.most = most
 
-    def __repr__(self):
-        return f"GrowingSoftSync(every={self.every}, most={self.most})"
-
     def decide(self, state):
         state = state.drop(state.unusable)
         arrived = state.arrived
