@@ -10,6 +10,7 @@ import tensorflow as tf
 import tfdist
 from tfdist.cluster import member_table
 from tfdist.cluster import termination
+from tfdist.cluster import waiting
 from tfdist.cluster.member_table import Member
 from tfdist.cluster.member_table import MemberState
 from tfdist.strategies import training
@@ -36,8 +37,11 @@ class Strategy(training.TrainingMixin):
         )
         self._runtime = types.SimpleNamespace(
             call=lambda function: function(),
-            updates_applied=lambda: [0],
-            local=types.SimpleNamespace(keeps_own_values=False),
+            wait=functools.partial(
+                waiting.wait_while_it_gets_on,
+                stalled_after=lambda: 600.0,
+                progress=lambda: [0],
+            ),
         )
 
 

@@ -8,6 +8,8 @@ from tfdist.cluster import preemption
 
 _POLL_SECONDS = 0.1
 REPORT_SECONDS = 5.0
+# Seconds without progress after which training has stalled, if all is fast.
+STALLED_AFTER_SECONDS = 600.0
 
 
 def wait_until(condition, *, what, timeout, hint=""):

@@ -67,7 +67,6 @@ def compose(
     partitioner,
     nonfinite,
     decisions,
-    stalled_after,
     starts_together=False,
     tables=table.NO_TABLES,
     portions_per_worker=None,
@@ -83,8 +82,6 @@ def compose(
       partitioner: See `ParameterStore`.
       nonfinite: One of `nonfinite_log.CHOICES`.
       decisions: One of `chief_decisions.CHOICES`.
-      stalled_after: Callable that gives the seconds without an update after
-        which training has stalled.
       starts_together: See `ChiefDecisions`.
       tables: The `TableSettings`.
       portions_per_worker: Portions of an epoch for each worker, where workers
@@ -133,7 +130,6 @@ def compose(
             config=config,
             worker_timeout=tolerance.worker_timeout,
             start_timeout=tolerance.start_timeout,
-            stalled_after=stalled_after,
         )
         if portions_per_worker is not None:
             parts["batch_progress"] = lambda made: (
@@ -144,10 +140,9 @@ def compose(
                 made.batch_progress,
                 membership,
                 config,
-                updates_applied=made.updates_applied,
+                wait=made.wait,
                 portions_per_worker=portions_per_worker,
                 worker_timeout=tolerance.worker_timeout,
-                stalled_after=stalled_after,
             )
     if config.num_workers > 1:
         parts["evaluations"] = lambda made: evaluations.OwnEvaluations(

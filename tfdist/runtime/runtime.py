@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import private_tensorflow
+from tfdist.cluster import waiting
 from tfdist.runtime.checkpoint import training_state
 from tfdist.runtime.coordination import no_coordination
 from tfdist.runtime.corrections import no_correction
@@ -208,6 +209,31 @@ class Runtime:
     def updates_applied(self):
         """Number of updates that each server has applied, a list of ints."""
         return self.synchronizer.versions()
+
+    def wait(self, condition, *, what):
+        """Waits until a condition holds, or until updates have stalled.
+
+        Args:
+          condition: See `waiting.wait_while_it_gets_on`.
+          what: See there.
+
+        Returns:
+          The true value; None if it gave up.
+        """
+        return waiting.wait_while_it_gets_on(
+            condition,
+            what=what,
+            stalled_after=self._stalled_after,
+            progress=self.updates_applied,
+        )
+
+    def _stalled_after(self):
+        """Seconds without an update after which training has stalled."""
+        stalled_after = waiting.STALLED_AFTER_SECONDS
+        if not self.local.keeps_own_values:
+            return stalled_after
+        # Local steps may take long, here and elsewhere.
+        return max(stalled_after, 3 * self.journal.longest_compute_seconds())
 
     def steps_made(self):
         """Optimizer steps that have been made, an int.

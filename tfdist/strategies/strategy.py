@@ -14,6 +14,7 @@ from typing_extensions import Unpack
 from tfdist.averaging import LocalSteps
 from tfdist.cluster import preemption
 from tfdist.cluster import status_file
+from tfdist.cluster import waiting
 from tfdist.correction import Correction
 from tfdist.runtime import compose
 from tfdist.runtime.checkpoint.training_state import TrainingState
@@ -182,7 +183,7 @@ class ParameterServerStrategy(
             warmup_worker_steps,
             worker_start,
             self._method.synchronization,
-            training.STALLED_AFTER_SECONDS,
+            waiting.STALLED_AFTER_SECONDS,
         )
         config, look_up = construction.cluster(
             cluster_resolver, self._method.needs_servers
@@ -212,7 +213,6 @@ class ParameterServerStrategy(
             partitioner=variable_partitioner,
             nonfinite=nonfinite,
             decisions=decisions,
-            stalled_after=self._stalled_after,
             starts_together=self._warm_start.starts_together,
             tables=tables,
             portions_per_worker=portions,

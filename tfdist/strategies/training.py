@@ -16,11 +16,9 @@ from tfdist import cluster_metrics
 from tfdist.cluster import member_table
 from tfdist.cluster import reports
 from tfdist.cluster import termination
-from tfdist.cluster import waiting
 from tfdist.runtime.checkpoint import table_export
 
 METRICS = "metrics"
-STALLED_AFTER_SECONDS = 600.0
 
 
 class TrainingMixin:
@@ -299,20 +297,9 @@ class TrainingMixin:
             )
             return not missing
 
-        waiting.wait_while_it_gets_on(
-            all_there,
-            what=lambda: f"{', '.join(missing)} to finish training",
-            stalled_after=self._stalled_after,
-            progress=self.updates_applied,
+        self._runtime.wait(
+            all_there, what=lambda: f"{', '.join(missing)} to finish training"
         )
-
-    def _stalled_after(self):
-        """Seconds without an update after which training has stalled."""
-        if not self._runtime.local.keeps_own_values:
-            return STALLED_AFTER_SECONDS
-        # Local steps may take long, here and elsewhere.
-        longest = 3 * self._runtime.journal.longest_compute_seconds()
-        return max(STALLED_AFTER_SECONDS, longest)
 
     def publish(self, topic: str, content: Any) -> None:
         """Leaves `content` for the other tasks under `topic`.

@@ -5,6 +5,7 @@ With real clusters: `tests.multi_process.decisions_test`.
 
 import contextlib
 import dataclasses
+import functools
 import types
 
 import keras
@@ -52,7 +53,11 @@ class Worker:
         self.runtime = types.SimpleNamespace(
             store=store,
             journal=types.SimpleNamespace(count=0, begun=0),
-            updates_applied=lambda: [0],
+            wait=functools.partial(
+                waiting.wait_while_it_gets_on,
+                stalled_after=lambda: 0.3,
+                progress=lambda: [0],
+            ),
             local=None,
             coordination=None,
             work=queued_work.NoQueuedWork(),
@@ -78,7 +83,6 @@ class Worker:
             config,
             worker_timeout=10.0,
             start_timeout=60.0,
-            stalled_after=lambda: 0.3,
             **kwargs,
         )
 

@@ -1,5 +1,6 @@
 """Where a worker that was started again goes on, by tables of the test's."""
 
+import functools
 import types
 
 import keras
@@ -64,10 +65,13 @@ def turns(worker, rows, former, initial_workers=3):
         types.SimpleNamespace(call=lambda function: function()),
         membership,
         config,
-        updates_applied=lambda: [0],
+        wait=functools.partial(
+            waiting.wait_while_it_gets_on,
+            stalled_after=lambda: 0.3,
+            progress=lambda: [0],
+        ),
         worker_timeout=10.0,
         start_timeout=60.0,
-        stalled_after=lambda: 0.3,
     )
 
 

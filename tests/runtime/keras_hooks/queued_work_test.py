@@ -24,10 +24,9 @@ def work():
         None,
         None,
         config,
-        updates_applied=list,
+        wait=None,
         portions_per_worker=8,
         worker_timeout=10.0,
-        stalled_after=lambda: 60.0,
     )
 
 

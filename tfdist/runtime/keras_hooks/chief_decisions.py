@@ -55,7 +55,7 @@ class ChiefDecisions:
             runtime.store,
             membership,
             config,
-            updates_applied=runtime.updates_applied,
+            wait=runtime.wait,
             **patience,
         )
         self.position = fit_position.FitPosition(self._turns, self._fits)

@@ -25,13 +25,10 @@ class FitTurns:
       store: The `ParameterStore`.
       membership: The `Membership`.
       config: The `ClusterConfig`.
-      updates_applied: Callable that gives the number of updates that each
-        server has applied, a list of ints.
+      wait: As `Runtime.wait`.
       worker_timeout: Seconds without a heartbeat after which a worker is not
         waited for.
       start_timeout: Seconds to wait for workers that have not come yet.
-      stalled_after: Callable that gives the seconds without progress after
-        which nobody is waited for.
     """
 
     def __init__(
@@ -40,13 +37,12 @@ class FitTurns:
         membership,
         config,
         *,
-        updates_applied,
+        wait,
         worker_timeout,
         start_timeout,
-        stalled_after,
     ):
         self._store = store
-        self._updates_applied = updates_applied
+        self._wait = wait
         self._membership = membership
         self._fits = membership.fits
         self._names = config.worker_names
@@ -60,7 +56,6 @@ class FitTurns:
         self._expected = termination.Expected(
             config.initial_workers, start_timeout
         )
-        self._stalled_after = stalled_after
         # Number of the last call of `fit` whose end on the others the chief
         # has waited for.
         self._met = 0
@@ -255,8 +250,9 @@ class FitTurns:
         Returns:
           Its `Member`; None if nothing got on meanwhile.
         """
-        return self._wait_until(
-            lambda: self._chief_if_at(reached), f"{self._names[CHIEF]} {what}"
+        return self._wait(
+            lambda: self._chief_if_at(reached),
+            what=f"{self._names[CHIEF]} {what}",
         )
 
     def _chief_if_at(self, reached):
@@ -290,10 +286,10 @@ class FitTurns:
             word = find()
             return word is not None or over is not None
 
-        self._wait_until(
+        self._wait(
             found_or_over,
-            f"{self._names[CHIEF]} to say with which checkpoint it begins call "
-            f"{number} of fit",
+            what=f"{self._names[CHIEF]} to say with which checkpoint it begins "
+            f"call {number} of fit",
         )
         return find()
 
@@ -337,18 +333,7 @@ class FitTurns:
             ]
             return not late
 
-        self._wait_until(
-            nobody_is_late,
-            lambda: f"{', '.join(late)} {what}",
-        )
-
-    def _wait_until(self, condition, what):
-        return waiting.wait_while_it_gets_on(
-            condition,
-            what=what,
-            stalled_after=self._stalled_after,
-            progress=self._updates_applied,
-        )
+        self._wait(nobody_is_late, what=lambda: f"{', '.join(late)} {what}")
 
 
 def _place_of(former, number):

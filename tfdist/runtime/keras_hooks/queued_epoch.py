@@ -165,13 +165,13 @@ class QueuedEpoch:
           StopIteration: The epoch is over.
         """
         if not self._has_begun:
-            self._queued_work.wait_until(
-                self._may_begin, f"others to end epoch {self._epoch}"
+            self._queued_work.wait(
+                self._may_begin, what=f"others to end epoch {self._epoch}"
             )
             self._check_progress()
             self._has_begun = True
         if not self._is_over:
-            self._queued_work.wait_until(self._look, self._describe)
+            self._queued_work.wait(self._look, what=self._describe)
         if self._portion is None:
             if not self._is_over:
                 self._end()

@@ -11,7 +11,6 @@ from tfdist import private_keras_calls
 from tfdist.cluster import fit_progress
 from tfdist.cluster import lost_workers
 from tfdist.cluster import shared_record
-from tfdist.cluster import waiting
 from tfdist.data_shares import portion_queue
 from tfdist.data_shares import portion_reader
 from tfdist.null_methods import nothing
@@ -40,14 +39,11 @@ class QueuedWork:
       progress: The `PortionProgress`.
       membership: The `Membership`.
       config: The `ClusterConfig`.
-      updates_applied: Callable that gives the number of updates that each
-        server has applied, a list of ints.
+      wait: As `Runtime.wait`.
       portions_per_worker: Portions of an epoch for each of the workers that
         begin.
       worker_timeout: Seconds without a heartbeat after which the portion of a
         worker comes back.
-      stalled_after: Callable that gives the seconds without progress after
-        which an epoch is left as it is.
     """
 
     def __init__(
@@ -57,10 +53,9 @@ class QueuedWork:
         membership,
         config,
         *,
-        updates_applied,
+        wait,
         portions_per_worker,
         worker_timeout,
-        stalled_after,
     ):
         self.store = store
         self.progress = progress
@@ -71,8 +66,7 @@ class QueuedWork:
         self._portions_per_worker = portions_per_worker
         self._membership = membership
         self._worker_timeout = worker_timeout
-        self._updates_applied = updates_applied
-        self._stalled_after = stalled_after
+        self.wait = wait
         self._record = shared_record.SharedRecord(
             store.name_of("portions/queue"),
             store.devices[0],
@@ -193,15 +187,6 @@ class QueuedWork:
             return answer
 
         return self.store.call(self._record.change, change)
-
-    def wait_until(self, condition, what):
-        """Waits until a condition holds; see `wait_while_it_gets_on`."""
-        return waiting.wait_while_it_gets_on(
-            condition,
-            what=what,
-            stalled_after=self._stalled_after,
-            progress=self._updates_applied,
-        )
 
     def lost_workers(self, call):
         """A `LostWorkers` of a call of `fit`."""
