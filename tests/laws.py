@@ -1,4 +1,4 @@
-"""Number of examples that Hypothesis tries of a law, and of what."""
+"""Number of examples that Hypothesis tries of a law."""
 
 import hypothesis
 
@@ -19,14 +19,3 @@ def settings(max_examples, nightly=None, **others):
     if hypothesis.settings.get_current_profile_name() == "nightly":
         max_examples = nightly or _NIGHTLY_FACTOR * max_examples
     return hypothesis.settings(max_examples=max_examples, **others)
-
-
-def cases(some, others):
-    """A strategy of Hypothesis: one case of `some`, by night of `others`, too.
-
-    For cases of which each is traced anew.
-    """
-    by_night = hypothesis.settings.get_current_profile_name() == "nightly"
-    return hypothesis.strategies.sampled_from(
-        [*some, *others] if by_night else some
-    )
