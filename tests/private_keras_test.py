@@ -57,6 +57,37 @@ def test_a_model_s_own_metrics_are_not_those_that_it_is_compiled_with():
     assert model.own not in keras.Sequential([model]).metrics
 
 
+class NeverCalled(keras.Model):
+    """A model without `call`."""
+
+    def train_step(self, data):
+        return {"loss": tf.reduce_mean(data)}
+
+
+def test_a_model_with_a_step_of_its_own_is_not_called_to_be_built():
+    def fit(*changes):
+        with tf.distribute.OneDeviceStrategy("/device:CPU:0").scope():
+            model = NeverCalled()
+            model.compile(run_eagerly=True)
+        for change in changes:
+            change(model)
+        model.fit(np.ones([2, 3]), verbose=0)
+
+    with pytest.raises(RuntimeError, match="Unable to automatically build"):
+        fit()
+    fit(private_keras.build_in_first_step)
+
+
+def test_it_is_known_who_wrote_a_train_step():
+    model = model_of_two()
+    assert not private_keras.has_own_train_step(model)
+    private_keras.build_in_first_step(model)
+    assert type(model) is keras.Sequential
+    model.train_step = lambda data: {}
+    assert private_keras.has_own_train_step(model)
+    assert private_keras.has_own_train_step(NeverCalled())
+
+
 @pytest.mark.parametrize("is_scaled", [False, True])
 def test_updates_are_counted_by_a_variable(is_scaled):
     optimizer = keras.optimizers.SGD(gradient_accumulation_steps=2)

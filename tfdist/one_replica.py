@@ -6,6 +6,7 @@ import weakref
 
 import tensorflow as tf
 
+from tfdist import private_keras
 from tfdist import private_keras_calls
 from tfdist import private_keras_variables
 from tfdist import private_tensorflow
@@ -148,6 +149,16 @@ def note_keras_variable(variable):
     """Notes for which `keras.Variable` a variable is being created."""
     made = private_keras_variables.variable_being_made()
     variable.keras_variable = None if made is None else weakref.ref(made)
+
+
+def see_compiled_model():
+    """Called for each new variable: `compile` makes those of its metrics.
+
+    A model with a `train_step` of its own is then built in its first step.
+    """
+    model = private_keras_calls.compiling_model()
+    if model is not None:
+        private_keras.build_in_first_step(model)
 
 
 def is_trainable(variable):

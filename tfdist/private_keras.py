@@ -60,6 +60,36 @@ def own_metrics(layer):
     return list(layer._metrics)
 
 
+def build_in_first_step(model):
+    """Has Keras build a model in its steps, as it does without a strategy.
+
+    Under a strategy Keras calls a model, its loss and its metrics before the
+    first step, to build them for a batch. Those of a `train_step` of the
+    user's own may have no `call`, or one that takes something else. Keras has
+    no public way to tell it not to.
+
+    Args:
+      model: A `keras.Model`; one whose `train_step` is Keras's is left alone.
+    """
+    if has_own_train_step(model):
+        require(model, "_maybe_symbolic_build")
+        dynamic_subclasses.specialize(model, _BuiltInFirstStep)
+
+
+def has_own_train_step(model):
+    """Whether the `train_step` of a `keras.Model` is not Keras's own."""
+    # Not `type`, which may be a specialized class.
+    stock = model.__class__.train_step is keras.Model.train_step
+    return not stock or "train_step" in vars(model)
+
+
+class _BuiltInFirstStep:
+    """A mixin: a model that Keras builds nothing of before its steps."""
+
+    def _maybe_symbolic_build(self, *args, **kwargs):
+        pass
+
+
 def counter_of(optimizer):
     """The variable in which a Keras optimizer counts its batches.
 

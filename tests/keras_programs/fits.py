@@ -164,6 +164,31 @@ def own_train_step(strategy, worker):
     return kit.weight(strategy, model)
 
 
+class NeverCalled(keras.Model):
+    """No `call`, and a layer that the first step builds."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = kit.zeros()
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self.layer(data[0]))
+        grads = tape.gradient(loss, self.layer.trainable_variables)
+        self.optimizer.apply(grads, self.layer.trainable_variables)
+        return {"loss": loss}
+
+
+@row(linear(OWN))
+def own_train_step_without_call(strategy, worker):
+    """A custom `train_step` of a model without `call`, which is not built."""
+    with strategy.scope():
+        model = NeverCalled()
+        model.compile(keras.optimizers.SGD(1.0))
+    model.fit(kit.own(worker), verbose=0)
+    return kit.weight(strategy, model)
+
+
 class TwoOptimizers(Two):
     """Two optimizers in one step, as a GAN has them."""
 

@@ -177,7 +177,12 @@ class Looking(keras.Model):
 def test_an_eager_step_sees_what_it_does(strategy):
     strategy = STRATEGIES[strategy]()
     with strategy.scope():
-        model = compiled(Looking(), keras.optimizers.SGD(0.1), run_eagerly=True)
+        model = compiled(
+            Looking(),
+            keras.optimizers.SGD(0.1),
+            metrics=None,
+            run_eagerly=True,
+        )
     model.fit(X, Y, batch_size=6, epochs=2, verbose=0)
     assert model.seen == list(range(1, 9))
     strategy.barrier()

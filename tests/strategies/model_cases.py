@@ -140,9 +140,6 @@ class VariationalAutoencoder(keras.Model):
     def metrics(self):
         return [self.total, self.divergence]
 
-    def call(self, images):
-        return self.decoder(self.encoder(images)[2])
-
     def train_step(self, images):
         with tf.GradientTape() as tape:
             mean, log_variance, z = self.encoder(images)
@@ -212,10 +209,6 @@ class ConvolutionalGan(keras.Model):
     @property
     def metrics(self):
         return [self.d_metric, self.g_metric]
-
-    def call(self, images, training=None):
-        # Keras wants to call a model that it trains under a strategy.
-        return self.discriminator(images, training=training)
 
     def _noise(self):
         return keras.random.normal((BATCH, 4), seed=self.seeds)

@@ -261,9 +261,6 @@ class Adversarial(keras.Model):
             ]
         )
         self.seeds = keras.random.SeedGenerator(3)
-        # Under any strategy Keras calls a model that is not built, and this
-        # one has nothing to be called with.
-        self.built = True
 
     def compile(self, generator_optimizer, discriminator_optimizer):
         super().compile()

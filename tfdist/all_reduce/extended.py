@@ -47,6 +47,7 @@ class AllReduceExtended(one_replica.WorkerExtended):
 
     def _create_variable(self, next_creator, **kwargs):
         del next_creator  # Ours is the last word on what a variable is.
+        one_replica.see_compiled_model()
         engine, maker = self.engine, private_keras_variables.variable_maker()
         if engine.files.is_shared:
             models.see_callers(engine.files)
@@ -77,10 +78,11 @@ class AllReduceExtended(one_replica.WorkerExtended):
         )
         one_replica.note_keras_variable(made)
         made.see_accumulation(maker)
-        if made.is_seed and engine.config.is_worker:
-            made.spread_seed(engine.config.worker_id)
         engine.variables.append(weakref.ref(made))
-        self.on_variable(made)
+        with tf.init_scope():  # A step that is traced may have made it.
+            if made.is_seed and engine.config.is_worker:
+                made.spread_seed(engine.config.worker_id)
+            self.on_variable(made)
         return made
 
     def _validate_colocate_with_variable(self, colocate_with_variable):

@@ -114,6 +114,7 @@ class ClusterCheckpoint(keras.callbacks.Callback):
         self._batches = self._since_save = 0
         optimizer = self.model.optimizer
         if optimizer is not None and not optimizer.built:
+            _check_layers_are_built(self.model)
             with strategy.scope():
                 optimizer.build(self.model.trainable_variables)
         self._known = known_checkpoints.of(strategy.state)
@@ -306,6 +307,26 @@ class ClusterCheckpoint(keras.callbacks.Callback):
     def _say(self, line):
         if self._verbose:
             print(line, flush=True)
+
+
+def _check_layers_are_built(model):
+    """Refuses a model whose optimizer cannot know all weights yet.
+
+    Keras has built others when `fit` begins.
+    """
+    if not private_keras.has_own_train_step(model):
+        return
+    _, *layers = private_keras.with_sublayers(model)
+    unbuilt = [layer.name for layer in layers if not layer.built]
+    if unbuilt:
+        raise ValueError(
+            "Argument `model` of a ClusterCheckpoint must have layers that are "
+            "built before `fit`: one with a `train_step` of its own builds "
+            "them in its first step. Call them on a batch under "
+            "`strategy.scope()`, or give their models a keras.Input. "
+            f"Received: {model.name!r}, with layers that are not built: "
+            f"{unbuilt}"
+        )
 
 
 def _is_count(value):

@@ -47,6 +47,7 @@ class ParameterServerExtended(one_replica.WorkerExtended):
 
     def _create_variable(self, next_creator, **kwargs):
         del next_creator  # Ours is the last word on what a variable is.
+        one_replica.see_compiled_model()
         reference = kwargs.pop("colocate_with", None)
         if not isinstance(reference, ReplicaVariable):
             reference = None

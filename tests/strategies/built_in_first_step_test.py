@@ -1,0 +1,162 @@
+"""Models with a `train_step` of their own are built in their first step.
+
+Under a strategy Keras would call them before it, to build them: those of many
+examples have no `call`, or data of another kind than it takes.
+"""
+
+import contextlib
+import functools
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import nightly
+from tests.strategies.twins import assert_same
+import tfdist
+
+_random = np.random.default_rng(3)
+TRIPLETS = tuple(_random.normal(size=(3, 12, 5)).astype("float32"))
+
+
+class Noisy(keras.layers.Layer):
+    """A layer whose random numbers have a state that `build` makes."""
+
+    def build(self, shape):
+        self.dropout = keras.layers.Dropout(0.25)
+
+    def call(self, x, training=False):
+        return self.dropout(x, training=training)
+
+
+class Contrastive(keras.Model):
+    """Triplets, and nothing that is built or could be called.
+
+    Keras does not know of all parts, and the labels are not those of the data.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = keras.Sequential(
+            [
+                keras.layers.Dense(4, activation="tanh"),
+                keras.layers.BatchNormalization(),
+                Noisy(),
+            ]
+        )
+        self.others = types.SimpleNamespace(projector=keras.layers.Dense(2))
+        self.mean = keras.metrics.Mean("mean")
+
+    def _loss(self, data, training):
+        points = [
+            self.others.projector(self.encoder(x, training=training))
+            for x in data
+        ]
+        logits = tf.stack(
+            [tf.reduce_sum(points[0] * x, axis=1) for x in points[1:]], axis=1
+        )
+        labels = tf.zeros(tf.shape(logits)[:1], tf.int32)
+        loss = self.compute_loss(y=labels, y_pred=logits)
+        self.mean.update_state(loss)
+        results = self.compute_metrics(None, labels, logits)
+        return loss, {**results, "mean": self.mean.result()}
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss, logs = self._loss(data[0], training=True)
+        variables = [
+            *self.encoder.trainable_variables,
+            *self.others.projector.trainable_variables,
+        ]
+        gradients = tape.gradient(loss, variables)
+        self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return logs
+
+    def test_step(self, data):
+        return self._loss(data[0], training=False)[1]
+
+
+def _train(scope, *, is_evaluated_first=False, on_batches=False, **settings):
+    keras.utils.set_random_seed(7)
+    with scope:
+        model = Contrastive()
+        model.compile(
+            keras.optimizers.Adam(0.1),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+            **settings,
+        )
+    seen = []
+    if is_evaluated_first:
+        seen.append(model.evaluate(TRIPLETS, verbose=0))
+    if on_batches:
+        seen += [model.train_on_batch(TRIPLETS) for _ in range(2)]
+    data = tf.data.Dataset.from_tensor_slices((TRIPLETS,)).batch(4)
+    for _ in range(2):
+        fitted = model.fit(data, epochs=2, validation_data=data, verbose=0)
+        seen.append(fitted.history)
+    weights = model.get_weights() + model.others.projector.get_weights()
+    slots = [np.array(one) for one in model.optimizer.variables]
+    return seen, weights, slots
+
+
+@functools.cache
+def _plain(setting):
+    return _train(contextlib.nullcontext(), **SETTINGS[setting])
+
+
+STRATEGIES = {
+    "servers": tfdist.AsyncStrategy,
+    "all_reduce": tfdist.AllReduceStrategy,
+    "peers": tfdist.PeerToPeerStrategy,
+    "gossip": tfdist.GossipStrategy,
+    # Validation is of what the last exchange has brought.
+    "local": lambda: tfdist.ParameterAveragingStrategy(period=1),
+    "ring": lambda: tfdist.ParameterAveragingStrategy(
+        period=1, communication="ring"
+    ),
+}
+SETTINGS = {
+    "": {},
+    "evaluated": {"is_evaluated_first": True},
+    "batches": {"on_batches": True},
+    "eager": {"run_eagerly": True},
+    "compiled": {"jit_compile": True},
+    "several": {"steps_per_execution": 2},
+}
+SOME = [("servers", ""), ("all_reduce", "")]
+OTHERS = [
+    *((kind, "") for kind in STRATEGIES if (kind, "") not in SOME),
+    *(
+        (kind, setting)
+        for kind in ("servers", "all_reduce", "local")
+        for setting in SETTINGS
+        if setting
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "setting"), nightly.also(SOME, OTHERS))
+def test_trains_as_without_a_strategy(kind, setting):
+    found = _train(STRATEGIES[kind]().scope(), **SETTINGS[setting])
+    # XLA itself would draw other random numbers.
+    assert_same(found, _plain("" if setting == "compiled" else setting))
+
+
+@pytest.mark.parametrize("is_built", [False, True])
+def test_a_cluster_checkpoint_needs_layers_that_are_built(is_built, tmp_path):
+    checkpoint = tfdist.callbacks.ClusterCheckpoint(tmp_path)
+    with tfdist.AllReduceStrategy().scope():
+        model = Contrastive()
+        model.compile("sgd")
+        if is_built:
+            model.encoder.build([None, 5])
+    checkpoint.set_model(model)
+    if is_built:
+        checkpoint.on_train_begin()
+        assert model.optimizer.built
+        return
+    with pytest.raises(ValueError, match="layers that are not built: .'sequ"):
+        checkpoint.on_train_begin()
