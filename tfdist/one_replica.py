@@ -193,6 +193,21 @@ def is_overwritten_with_gradient(variable):
     return bool(getattr(known, "overwrite_with_gradient", False))
 
 
+def how_to_freeze(variable, effect="each worker has its own"):
+    """Says how a variable becomes one that nothing trains, for messages.
+
+    Args:
+      variable: As of `is_trainable`.
+      effect: The effect on a weight of a layer.
+    """
+    if _keras_variable_of(variable) is None:
+        return (
+            "make it as tf.Variable(..., trainable=False): then each worker "
+            "has its own"
+        )
+    return f"set trainable=False on its layer or model: then {effect}"
+
+
 def _keras_variable_of(variable):
     reference = getattr(variable, "keras_variable", None)
     return reference and reference()

@@ -145,6 +145,27 @@ def test_trains_as_without_a_strategy(kind, setting):
     assert_same(found, _plain("" if setting == "compiled" else setting))
 
 
+class Counts(keras.layers.Layer):
+    """Counts its calls in a `tf.Variable` that does not say it is no weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = tf.Variable(0.0)
+
+    def call(self, x):
+        self.calls.assign_add(1.0)
+        return x
+
+
+def test_keras_may_build_a_layer_that_assigns_a_tf_variable():
+    with tfdist.AsyncStrategy().scope():
+        counts = Counts()
+        model = keras.Sequential([counts, keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    model.fit(np.ones([6, 1]), np.ones([6, 1]), batch_size=2, verbose=0)
+    assert float(counts.calls) == 3.0
+
+
 @pytest.mark.parametrize("is_built", [False, True])
 def test_a_cluster_checkpoint_needs_layers_that_are_built(is_built, tmp_path):
     checkpoint = tfdist.callbacks.ClusterCheckpoint(tmp_path)

@@ -190,9 +190,9 @@ class PeerEngine(engine_lib.Engine):
         raise NotImplementedError(
             f"Variable {variable.name!r} is trainable, and a training step "
             "assigns it by other code than an optimizer, which the other "
-            "workers would not hear of. If no optimizer trains it, set "
-            "trainable=False on its layer or model: then each worker has its "
-            "own. Else use AllReduceStrategy."
+            "workers would not hear of. If no optimizer trains it, "
+            f"{one_replica.how_to_freeze(variable)}. Else use "
+            "AllReduceStrategy."
         )
 
     def read_told(self):

@@ -10,7 +10,7 @@ from tfdist.runtime.variables.variables import Role
 
 
 def variable(ordinal, role):
-    return mock.Mock(ordinal=ordinal, role=role)
+    return mock.Mock(ordinal=ordinal, role=role, keras_variable=None)
 
 
 def test_state_that_is_assigned_before_and_after_a_step_is_exchanged_once():
@@ -55,6 +55,11 @@ def test_weights_that_nothing_trains_are_exchanged_as_state(is_branch):
         step.finish()
         (call,) = local.after_step.call_args_list
         assert call.kwargs["states"] == [teacher]
-        step.assigned(parameter(3, True))
-        with pytest.raises(ValueError, match="Set trainable=False on"):
-            step.finish()
+        for made, advice in (
+            (parameter(3, True), "set trainable=False on its layer"),
+            (variable(4, Role.PARAMETER), r"make it as tf.Variable\(..., tra"),
+        ):
+            step.assigned(made)
+            with pytest.raises(ValueError, match=advice):
+                step.finish()
+            step._assigned.clear()

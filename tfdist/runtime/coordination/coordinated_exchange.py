@@ -138,7 +138,8 @@ class CoordinatedExchange(exchange.ExchangeBuilder):
                 "target network can also move before the optimizer's step "
                 "(not with run_eagerly, mixed_float16 or gradient "
                 "accumulation), or in a callback on all workers "
-                "(on_train_batch_end)."
+                "(on_train_batch_end). A tf.Variable that nothing trains can "
+                "be made with trainable=False: then each worker has its own."
             )
 
     def _check_averages(self):

@@ -151,12 +151,14 @@ class LocalStep:
         """
         self._states |= self._take_state()
         for ordinal in self._assigned.keys() - self._trained:
+            variable = self._assigned[ordinal]
+            how = one_replica.how_to_freeze(
+                variable, "it is averaged, as statistics are"
+            )
             raise ValueError(
-                f"Variable {self._assigned[ordinal].name!r} is trainable, and "
-                "a step assigns it without an optimizer that trains it. With "
-                "local steps it would not be exchanged. Set trainable=False "
-                "on its layer or model: then it is averaged, as statistics "
-                "are."
+                f"Variable {variable.name!r} is trainable, and a step assigns "
+                "it without an optimizer that trains it. With local steps it "
+                f"would not be exchanged. If nothing trains it, {how}."
             )
         if self._states:
             if not self._ends:

@@ -16,6 +16,7 @@ import threading
 import tensorflow as tf
 
 from tfdist import one_replica
+from tfdist import private_keras_calls
 from tfdist import private_tensorflow
 from tfdist import variable_names
 from tfdist.saving import models
@@ -321,6 +322,8 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
                 self._owner.after_eager_write(self)
             return result
         if active.step is None:
+            if private_keras_calls.is_building_model():
+                return method(value, **kwargs)  # It runs nothing.
             raise RuntimeError(
                 f"Variable {self.name!r} is assigned in a tf.function outside "
                 "strategy.run: its primary on the server would not hear of "
