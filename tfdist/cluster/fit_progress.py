@@ -95,7 +95,7 @@ class Word:
     @classmethod
     def unpack(cls, numbers):
         """The `Word` that numbers from `pack` are."""
-        ints, rates = numbers[:-MAX_RATES], numbers[-MAX_RATES:]
+        ints, rates = numbers[: len(_INTS)], numbers[len(_INTS) :]
         rates = tuple(float(rate) for rate in rates if not math.isnan(rate))
         ints = map(int, ints)
         return cls(rates=rates, **dict(zip(_INTS, ints, strict=True)))
