@@ -38,7 +38,10 @@ def share_of(dataset, worker, call=1):
 
 def config_of(worker):
     return types.SimpleNamespace(
-        num_workers=WORKERS, data_share=(WORKERS, worker), is_local=False
+        num_workers=WORKERS,
+        worker_id=worker,
+        data_share=(WORKERS, worker),
+        is_local=False,
     )
 
 

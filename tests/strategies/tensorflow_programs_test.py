@@ -41,7 +41,9 @@ def test_a_worker_reduces_its_own_value_outside_of_steps_only(kind, reduction):
     if kind is tfdist.AllReduceStrategy:
         strategy._engine.collectives.num_workers = 2
     else:
-        strategy.extended._config = types.SimpleNamespace(num_workers=2)
+        strategy.extended._config = types.SimpleNamespace(
+            num_workers=2, worker_id=0
+        )
     with pytest.raises(NotImplementedError, match="`all_gather`.*optimizer"):
         strategy.run(step)
     assert strategy.reduce("SUM", value, axis=0) == 1.0

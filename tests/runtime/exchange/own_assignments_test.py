@@ -261,7 +261,9 @@ def test_sums_of_batch_statistics_over_workers_are_refused(monkeypatch):
         )
         model.compile("sgd", "mse")
     monkeypatch.setattr(
-        strategy.extended, "_config", types.SimpleNamespace(num_workers=2)
+        strategy.extended,
+        "_config",
+        types.SimpleNamespace(num_workers=2, worker_id=0),
     )
     with pytest.raises(NotImplementedError, match="synchronized=True"):
         model.train_on_batch(X, X)
