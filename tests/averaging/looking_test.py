@@ -167,3 +167,37 @@ def test_the_parameters_are_saved_not_the_look_ahead(tmp_path):
     save(model)
     # v = 2, theta = -2; from there v = 0.5 * 2 + 2 = 3, theta = -2 - 3.
     assert found == [-2.0, -5.0]
+
+
+class Masks(keras.layers.Layer):
+    """Masks its weights and counts, whether it trains or not."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=shape[-1:], initializer="ones")
+        self.count = self.add_weight(initializer="zeros", trainable=False)
+
+    def call(self, x):
+        self.scale.assign(self.scale * [1.0, 0.0])
+        self.count.assign_add(1.0)
+        return x * self.scale
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_what_an_evaluation_assigns_is_put_back(run_eagerly):
+    with tfdist.ParameterAveragingStrategy(period=2).scope():
+        model = keras.Sequential([keras.Input([2]), Masks()])
+        model.compile(
+            keras.optimizers.SGD(1.0),
+            lambda _, y: y,
+            run_eagerly=run_eagerly,
+        )
+    x = np.ones([3, 2], "float32")
+    found = model.fit(
+        x, x, batch_size=1, validation_data=(x, x), verbose=0
+    ).history
+    # Of the two steps that were exchanged.
+    assert found["val_loss"] == [0.0]
+    model.predict(x, verbose=0)
+    # The gradient is a half, and the second weight 0 before each step.
+    scale, count = model.get_weights()
+    assert [*scale, count] == [-0.5, -0.5, 3.0]

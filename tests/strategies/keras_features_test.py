@@ -13,6 +13,7 @@ from tests.strategies.twins import classification
 from tests.strategies.twins import compiled
 from tests.strategies.twins import perceptron
 from tests.strategies.twins import traces
+import tfdist
 
 X, Y = classification()
 
@@ -247,6 +248,14 @@ def test_overwrite_with_gradient(steps):
         )
     )
     np.testing.assert_allclose(found[1]["weights"][1], np.max(np.abs(X)))
+
+
+@pytest.mark.nightly
+def test_overwritten_weights_with_local_steps():
+    with tfdist.ParameterAveragingStrategy(period=2).scope():
+        model = compiled(keras.Sequential([keras.Input((5,)), _Scaled()]))
+    _fit(model)
+    np.testing.assert_allclose(model.get_weights()[1], np.max(np.abs(X)))
 
 
 def test_reading_the_count_leaves_accumulating_steps_in_it():

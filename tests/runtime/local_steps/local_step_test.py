@@ -31,9 +31,28 @@ def test_state_that_is_assigned_before_and_after_a_step_is_exchanged_once():
     assert call.kwargs["states"] == [both, before, after]
 
 
-def parameter(ordinal, trainable):
+def test_all_steps_of_an_optimizer_have_the_same_state():
+    # It may be assigned before one of them alone, as where a generator is run
+    # once for several steps of its critic.
+    local, clock = mock.Mock(), variable(3, Role.CLOCK)
+    first, last = (variable(k, Role.STATE) for k in range(2))
+    with tf.Graph().as_default():
+        step = local_step.LocalStep(local, mock.Mock(), [])
+        for state in (first, None, last):
+            if state is not None:
+                step.assigned(state)
+            step._touched[2] = variable(2, Role.PARAMETER)
+            step.assigned(clock)
+        step.finish()
+    found = [c.kwargs["states"] for c in local.after_step.call_args_list]
+    assert found == [[first, last]] * 3
+
+
+def parameter(ordinal, trainable, *, overwritten=False):
     """A weight whose Keras variable is trainable or not."""
-    keras_variable = mock.Mock(trainable=trainable)
+    keras_variable = mock.Mock(
+        trainable=trainable, overwrite_with_gradient=overwritten
+    )
     return mock.Mock(
         ordinal=ordinal,
         role=Role.PARAMETER,
@@ -63,3 +82,26 @@ def test_weights_that_nothing_trains_are_exchanged_as_state(is_branch):
             with pytest.raises(ValueError, match=advice):
                 step.finish()
             step._assigned.clear()
+
+
+def test_weights_that_gradients_overwrite_are_exchanged_as_state(monkeypatch):
+    # Of float8 layers, which an optimizer assigns and does not update.
+    monkeypatch.setattr(
+        local_step.private_keras_variables,
+        "is_applying_optimizer",
+        lambda: True,
+    )
+    local = mock.Mock()
+    scale, constrained = (
+        parameter(0, True, overwritten=True),
+        parameter(1, True),
+    )
+    with tf.Graph().as_default():
+        step = local_step.LocalStep(local, mock.Mock(), [])
+        step.assigned(scale)
+        step._touched[1] = constrained
+        step.assigned(constrained)
+        step.assigned(variable(2, Role.CLOCK))
+        step.finish()
+    (call,) = local.after_step.call_args_list
+    assert call.kwargs["states"] == [scale]

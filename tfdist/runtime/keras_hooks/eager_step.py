@@ -48,12 +48,13 @@ class EagerSteps:
         # Code of steps that optimizers take.
         self._training = set()
 
-    def begin(self, function, arguments):
+    def begin(self, function, arguments, evaluates):
         """The step that calls `function`, an `EagerStep` or the like.
 
         Args:
           function: What `strategy.run` has got.
           arguments: What it is called with.
+          evaluates: Whether it is a step of an evaluation or prediction.
         """
         self._runtime.commit()
         function = inspect.unwrap(function)
@@ -68,6 +69,7 @@ class EagerSteps:
             self._functions,
             training=self._training,
             code=code,
+            evaluates=evaluates,
         )
 
 
@@ -161,12 +163,17 @@ class EagerLocalStep(local_step.LocalStep):
       training: Set of the code of steps that optimizers have taken.
       code: What this step runs. Whether it trains, and needs this worker's
         own weights, is known from its earlier calls.
+      evaluates: See `LocalStep`.
     """
 
     is_eager = True
 
-    def __init__(self, runtime, arguments, functions, *, training, code):
-        super().__init__(runtime.local, runtime.state, _as_tensors(arguments))
+    def __init__(
+        self, runtime, arguments, functions, *, training, code, evaluates
+    ):
+        super().__init__(
+            runtime.local, runtime.state, _as_tensors(arguments), evaluates
+        )
         self._runtime = runtime
         self._functions = functions
         self._training = training
@@ -174,6 +181,8 @@ class EagerLocalStep(local_step.LocalStep):
         self._shows_own = False
         if code in training:
             self._show_own()
+        elif evaluates:
+            self._local.show_anchor()
 
     def _show_own(self):
         if not self._shows_own:
@@ -191,7 +200,13 @@ class EagerLocalStep(local_step.LocalStep):
         """Called before a variable is assigned in the user's code."""
         _check_is_eager()
         _commit(self._runtime, variable)
-        self._show_own()
+        if self._evaluates:
+            super().before_mutation(variable)
+        else:
+            self._show_own()
+
+    def _outside(self):
+        return contextlib.nullcontext()
 
     def _show_before(self):
         if self._trains:

@@ -109,7 +109,9 @@ class ParameterServerExtended(one_replica.WorkerExtended):
         while True:
             evaluation = self._step_of_evaluation(fn, is_eager=True)
             repeats = retries and evaluation is None
-            step = evaluation or self._eager_steps.begin(fn, (args, kwargs))
+            step = evaluation or self._eager_steps.begin(
+                fn, (args, kwargs), _evaluates(fn)
+            )
             before, active.step = active.step, step
             try:
                 with one_replica.foreign_objects_explained():
@@ -131,8 +133,7 @@ class ParameterServerExtended(one_replica.WorkerExtended):
         runtime = self._runtime
         if runtime.local.keeps_own_values or not runtime.evaluations.are_own:
             return None
-        _, purpose = private_keras_calls.step_of(fn)
-        if purpose not in ("test", "predict"):
+        if not _evaluates(fn):
             return None
         if is_eager:
             runtime.commit()
@@ -173,7 +174,9 @@ class ParameterServerExtended(one_replica.WorkerExtended):
     def _record_once(self, fn, args, kwargs, repeatable=None):
         self._runtime.server_functions.note(tf.compat.v1.get_default_graph())
         step = self._step_of_evaluation(fn, is_eager=False)
-        active.step = step or self._runtime.local.new_step((args, kwargs))
+        active.step = step or self._runtime.local.new_step(
+            (args, kwargs), _evaluates(fn)
+        )
         try:
             # At the end of the data nothing must count a batch that is not
             # there, as an operation would that does not depend on it.
@@ -280,6 +283,12 @@ class ParameterServerExtended(one_replica.WorkerExtended):
     @property
     def parameter_devices(self):
         return self._store.devices
+
+
+def _evaluates(fn):
+    """Whether a step is one of `evaluate` or `predict`."""
+    _, purpose = private_keras_calls.step_of(fn)
+    return purpose in ("test", "predict")
 
 
 def _check_may_be_retried(step):

@@ -28,7 +28,7 @@ class EveryStep:
     def role_of(self, role, made_by_optimizer):
         return role
 
-    def new_step(self, arguments):
+    def new_step(self, arguments, evaluates):
         return step.Step(self._runtime)
 
     def steps_made(self):

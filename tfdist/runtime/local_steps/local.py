@@ -118,13 +118,16 @@ class Local:
 
     # While a step is traced.
 
-    def new_step(self, arguments):
+    def new_step(self, arguments, evaluates):
         """A `LocalStep` to follow a call of `strategy.run`, as it is traced.
 
         Args:
           arguments: What the step function is called with.
+          evaluates: Whether it is a step of an evaluation or prediction.
         """
-        return local_step.LocalStep(self, self._runtime.state, arguments)
+        return local_step.LocalStep(
+            self, self._runtime.state, arguments, evaluates
+        )
 
     def before_step(self, graph, first, *, own):
         """Builds: the replicas hold what a step needs, see `ShadowWeights`."""

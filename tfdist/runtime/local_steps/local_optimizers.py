@@ -92,14 +92,19 @@ class LocalOptimizers:
         inner = self._inners.get(clock.ordinal)
         if inner is None:
             return None
-        known = _ordinals(inner.parameters), set(_ordinals(inner.states))
-        if known != (_ordinals(parameters), set(_ordinals(states))):
+        if _ordinals(inner.parameters) != _ordinals(parameters):
             raise ValueError(
                 "With local steps all steps of an optimizer have to train "
-                f"the same variables: {_names(inner.parameters)} and "
-                f"{_names(inner.states)} before, "
-                f"{_names(parameters)} and {_names(states)} now. Use an "
-                "optimizer for each set of variables."
+                f"the same variables: {_names(inner.parameters)} before, "
+                f"{_names(parameters)} now. Use an optimizer for each set of "
+                "variables."
+            )
+        if set(_ordinals(inner.states)) != set(_ordinals(states)):
+            raise ValueError(
+                "With local steps all training steps with an optimizer have "
+                f"to assign the same state: {_names(inner.states)} before, "
+                f"{_names(states)} now. Assign it in each of them, or use "
+                "another optimizer."
             )
         return inner
 

@@ -34,6 +34,8 @@ class LocalStep:
       state: The `TrainingState`, which may have local steps to resume.
       arguments: What the step was called with; the first axis of its first
         tensor tells how many examples it has.
+      evaluates: Whether it is a step of an evaluation or prediction. Unless
+        an optimizer counts a step in it, what it assigns is put back.
     """
 
     is_local = True
@@ -45,8 +47,11 @@ class LocalStep:
     # Whether an optimizer counts a step, or one that only accumulates.
     is_training = False
 
-    def __init__(self, local, state, arguments):
+    def __init__(self, local, state, arguments, evaluates=False):
         self._local = local
+        self._evaluates = evaluates
+        # By ordinal, variables of an evaluation, and their values before.
+        self._before = {}
         self._state = state
         self._root = tf.compat.v1.get_default_graph()
         self._first = len(self._root.get_operations())
@@ -95,21 +100,33 @@ class LocalStep:
 
     def before_mutation(self, variable):
         """Called before a variable is assigned in the user's code."""
+        if self._evaluates and variable.ordinal not in self._before:
+            with self._outside():
+                value = variable.read_value()
+            self._before[variable.ordinal] = variable, value
+
+    def _outside(self):
+        """Scope of the step, outside of its branches and functions."""
+        return self._root.as_default()
 
     def assigned(self, variable):
         """Called after a variable was assigned in the user's code."""
         if variable.role is Role.STATE:
             self._states[variable.ordinal] = variable
-        if (
-            variable.role is Role.PARAMETER
-            # While it accumulates, an optimizer still has constraints met.
-            and not private_keras_variables.is_applying_optimizer()
-        ):
-            self._assigned[variable.ordinal] = variable
+        if variable.role is Role.PARAMETER:
+            self._parameter_assigned(variable)
         if variable.role is Role.CLOCK:
             self.is_training = True
             if self._touched:
                 self._end(variable)
+
+    def _parameter_assigned(self, variable):
+        if not private_keras_variables.is_applying_optimizer():
+            self._assigned[variable.ordinal] = variable
+        elif one_replica.is_overwritten_with_gradient(variable):
+            # It has no update, and is averaged as statistics are.
+            self._states[variable.ordinal] = variable
+        # While it accumulates, an optimizer still has constraints met.
 
     def _end(self, clock):
         """An optimizer has counted its step."""
@@ -149,6 +166,13 @@ class LocalStep:
 
         What the model's variables hold depends on what the step is for.
         """
+        if self._evaluates and not self.is_training:
+            # The replicas hold what the servers gave last, from which the
+            # next exchange measures what this worker has done.
+            for variable, value in self._before.values():
+                variable.assign_replica(value)
+            self._show_before()
+            return
         self._states |= self._take_state()
         for ordinal in self._assigned.keys() - self._trained:
             variable = self._assigned[ordinal]
@@ -178,11 +202,22 @@ class LocalStep:
                 if ordinal not in known
             ]
         for end in self._ends:
+            end.states = self._states_of(end)
             self._follow(end)
         self._show_before()
         if self._trains:
             with tf.init_scope():
                 self._state.resume_local_steps()
+
+    def _states_of(self, end):
+        """All that is assigned before or after any step of an optimizer."""
+        found = {
+            variable.ordinal: variable
+            for other in self._ends
+            if other.clock is end.clock
+            for variable in other.states
+        }
+        return list(found.values())
 
     def _take_state(self):
         """Takes assigned parameters that nothing trains for state.
