@@ -61,3 +61,32 @@ def test_an_error_says_how_this_worker_trains():
     both = consistency.Consistency(Others(3, -1), ("one", "two"))
     with pytest.raises(ValueError, match="^two .* kind of device.* GPU$"):
         both.adopt(Moment.FIT, [tf.Variable(1.0)], "variables on GPU")
+
+
+class Chief(Others):
+    """The same, where the chief's values are given."""
+
+    def __init__(self, column, number, value):
+        super().__init__(column, number)
+        self._bits = np.array([value], np.float32).view(np.int32)
+
+    def from_chief(self, words):
+        """Returns the chief's."""
+        assert words.shape == self._bits.shape
+        return self._bits
+
+
+@pytest.mark.parametrize(("column", "value"), [(3, 2.0), (1, 1.0), (2, 1.0)])
+def test_variables_without_a_step_are_the_chiefs_if_all_have_them(
+    monkeypatch, column, value
+):
+    # Columns: number of variables, their kinds, their values.
+    warnings = []
+    monkeypatch.setattr(
+        consistency.logging, "warning", lambda text, *_: warnings.append(text)
+    )
+    variable = tf.Variable(1.0)
+    both = consistency.Consistency(Chief(column, -1, 2.0), ("one", "two"))
+    both.adopt_others(Moment.STEP, [variable])
+    assert float(variable) == value
+    assert len(warnings) == (column < 3)

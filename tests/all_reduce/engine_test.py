@@ -54,3 +54,24 @@ def test_settings_that_one_worker_may_follow_alone_are_told(monkeypatch):
             made.follow_settings()
     (warning,) = warnings
     assert "optimizer 'rule' have changed" in warning
+
+
+def test_a_first_step_brings_what_no_step_has_used_yet(monkeypatch):
+    """As the frozen part, or the target network, of a loop of one's own."""
+    strategy = tfdist.AllReduceStrategy()
+    consistency, found = strategy._engine.consistency, []
+    adopt_others = consistency.adopt_others
+
+    def adopt(moment, variables):
+        found.append([variable.name for variable in variables])
+        adopt_others(moment, variables)
+
+    monkeypatch.setattr(consistency, "adopt_others", adopt)
+    with strategy.scope():
+        target = keras.layers.Dense(1, name="target", trainable=False)
+        target.build([None, 1])
+        keras.optimizers.SGD().build(target.weights)
+        own = keras.Variable(0.0, trainable=False)
+    kept = programs.one_step(strategy), programs.one_step(strategy)
+    assert found == [[v.value.name for v in target.weights], []]
+    del kept, own

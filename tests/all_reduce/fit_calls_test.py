@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdist
 from tfdist import private_keras_calls
@@ -87,3 +88,68 @@ def test_workers_compare_the_epochs_with_which_a_call_begins(monkeypatch):
         (Moment.STEP, False),
         (Moment.END_OF_FIT, False),
     ]
+
+
+class Counts(keras.layers.Layer):
+    """Counts its calls, whether it trains or not."""
+
+    def build(self, shape):
+        del shape
+        self.count = self.add_weight(initializer="zeros", trainable=False)
+
+    def call(self, x):
+        self.count.assign_add(1.0)
+        return x
+
+
+def test_epochs_end_with_the_chiefs_state_where_evaluations_assign_it(
+    monkeypatch,
+):
+    # The chief alone may evaluate, in a callback.
+    strategy = tfdist.AllReduceStrategy()
+    engine, moments = strategy._engine, []
+    adopt_model = engine.adopt_model
+
+    def adopt(moment, *arguments):
+        moments.append(moment)
+        adopt_model(moment, *arguments)
+
+    monkeypatch.setattr(engine, "adopt_model", adopt)
+    with strategy.scope():
+        layers = [keras.Input((1,)), Counts(), keras.layers.Dense(1)]
+        model = keras.Sequential(layers)
+        model.compile("sgd", "mse")
+    x = np.ones([2, 1], "float32")
+    model.fit(x, x, validation_data=(x, x), verbose=0)
+    assert moments == [Moment.FIT, Moment.END_OF_EPOCH, Moment.END_OF_FIT]
+    assert float(layers[1].count) == 2.0
+
+
+def test_what_a_step_trains_apart_from_its_model_is_shared(monkeypatch):
+    """As a network that an object holds which is no layer."""
+    strategy = tfdist.AllReduceStrategy()
+    with strategy.scope():
+        apart, optimizer = keras.Variable([1.0]), keras.optimizers.SGD(1.0)
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+
+    def train_step(data):
+        optimizer.apply([data[0][0]], [apart])
+        return {"loss": tf.zeros([])}
+
+    model.train_step = train_step
+    x = np.ones([1, 1], "float32")
+    model.fit(x, x, verbose=0)
+    shared = []
+    for name in ("adopt", "compare"):
+        monkeypatch.setattr(
+            strategy._engine.consistency,
+            name,
+            lambda moment, variables, *_: shared.append((moment, variables)),
+        )
+    model.fit(x, x, verbose=0)
+    assert float(apart[0]) == -1.0
+    moments, variables = zip(*shared, strict=True)
+    assert moments == (Moment.FIT, Moment.END_OF_FIT, Moment.END_OF_FIT)
+    for found in variables:
+        assert any(variable is apart.value for variable in found)

@@ -4,6 +4,7 @@ import enum
 import json
 import zlib
 
+from absl import logging
 import numpy as np
 import tensorflow as tf
 
@@ -122,6 +123,33 @@ class Consistency:
                 f"Here: {settings}"
             )
         if _differ(rows[:, 3]).size:
+            self._take_over(variables)
+        for variable in variables:
+            variable.is_agreed = True
+
+    def adopt_others(self, moment, variables):
+        """Gives all workers the chief's values of what no step has used yet.
+
+        Such as those of a target network. Workers keep their own values, with a
+        warning, if one of them has other such variables, as of a model that it
+        alone has made.
+
+        Args:
+          moment: The `Moment`.
+          variables: As of `adopt`.
+        """
+        facts = [*_kinds(variables), _checksum(*map(_bits, variables))]
+        rows = self.meet(moment, *facts)
+        if _differ(rows[:, :2]).size:
+            logging.warning(
+                "This worker has %d variables that no step has used yet, and "
+                "others have other ones: each keeps its own values of them. "
+                "If steps read them (as those of a target network), make the "
+                "same models on all workers.",
+                len(variables),
+            )
+            return
+        if _differ(rows[:, 2]).size:
             self._take_over(variables)
         for variable in variables:
             variable.is_agreed = True

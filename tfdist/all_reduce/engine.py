@@ -36,6 +36,8 @@ class Engine:
       wrote: A variable: 1.0 if this worker's code has assigned shared
         variables eagerly since its last step.
       is_applying: Whether Keras's own step is under way.
+      evaluations_assign: Whether steps of an evaluation or prediction assign
+        shared variables, on this worker alone.
       update: The `UpdateBuilder` of the step that is being built, or None.
       variables: Weak references to all variables, in order of creation.
     """
@@ -56,6 +58,8 @@ class Engine:
         self._told = tail_lib.Told()
         self.fits = fit_lib.FitCalls(self)
         self.is_applying = False
+        self.evaluations_assign = False
+        self._is_evaluating = False
         self.update = None
         self._step = None
         # The lanes of a model's last step, and those of the last step of all.
@@ -83,6 +87,16 @@ class Engine:
             yield
         finally:
             self.is_applying = before
+
+    @contextlib.contextmanager
+    def evaluating(self):
+        """Scope of a step of an evaluation, which assigns on this worker."""
+        before, self._is_evaluating = self._is_evaluating, True
+        try:
+            with self.applying():
+                yield
+        finally:
+            self._is_evaluating = before
 
     @contextlib.contextmanager
     def updating(self):
@@ -142,6 +156,7 @@ class Engine:
     def before_assignment(self, variable):
         """Called before a shared variable is assigned."""
         if self.is_applying:
+            self.evaluations_assign |= self._is_evaluating
             return
         if self._step is not None:
             self._step.note(variable)
@@ -214,6 +229,19 @@ class Engine:
             settings = "; ".join(filter(None, parts))
         with self.applying():
             self.consistency.adopt(moment, variables, settings)
+            if moment is consistency_lib.Moment.STEP:
+                self.consistency.adopt_others(moment, self._not_agreed())
+
+    def _not_agreed(self):
+        """Shared variables of layers and own code that no step has used yet."""
+        found = [reference() for reference in self.variables]
+        return [
+            variable
+            for variable in found
+            if variable is not None
+            and variable.kind is variables_lib.Kind.SHARED
+            and not variable.is_agreed
+        ]
 
     # Between steps.
 
@@ -236,14 +264,17 @@ class Engine:
         """
         self.adopt(
             moment,
-            variables_lib.shared_by(model),
+            self._shared_by(model),
             self.fits.settings(moment, optimizers),
         )
 
     def compare_model(self, moment, model):
         """Compares what workers share of a model; see `Consistency`."""
-        shared = variables_lib.shared_by(model)
+        shared = self._shared_by(model)
         self.consistency.compare(moment, [v for v in shared if not v.is_rate])
+
+    def _shared_by(self, model):
+        return variables_lib.shared_by(model, self.lanes_of(model))
 
     def end_epoch(self):
         """Called when this worker is at the end of an epoch."""

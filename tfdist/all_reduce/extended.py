@@ -125,7 +125,7 @@ class AllReduceExtended(one_replica.WorkerExtended):
         with one_replica.foreign_objects_explained(), own_numbers, inputs:
             if purpose in ("test", "predict"):
                 # A layer that assigns state then does so on this worker.
-                with self.engine.applying():
+                with self.engine.evaluating():
                     return compiled_parts.call(fn, args, kwargs)
             step = step_lib.TrainingStep(self.engine, trains=purpose == "train")
             with self.engine.recording(step, model):

@@ -237,7 +237,9 @@ class Fit:
         model = self._model
         if self._engine.is_chief:
             self._stops = bool(model.stop_training)
-        tail = self._follow(wrote=float(self._has_written))
+        # Nothing tells which steps of evaluations this worker has made.
+        wrote = self._has_written or self._engine.evaluations_assign
+        tail = self._follow(wrote=float(wrote))
         self._has_written = False
         if tail.wrote:
             self._engine.adopt_model(Moment.END_OF_EPOCH, self._model)

@@ -165,15 +165,26 @@ for _name in (
     setattr(WorkerVariable, _name, _noted(_name))
 
 
-def shared_by(model):
-    """The variables of a `keras.Model` that all workers share, a list."""
-    found = {}
-    for owner in (model, *model_optimizers.optimizers_of(model)):
-        listed = owner.weights if owner is model else owner.variables
-        for variable in map(plain, listed):
-            if getattr(variable, "kind", Kind.OWN) is not Kind.OWN:
-                found[id(variable)] = variable
-    return list(found.values())
+def shared_by(model, lanes=()):
+    """The variables of a `keras.Model` that all workers share, a list.
+
+    Args:
+      model: The model.
+      lanes: Those of its last step. They may train weights that Keras does
+        not list, such as those of a network in an object that is no layer.
+    """
+    owners = model_optimizers.optimizers_of(model)
+    listed = [
+        *model.weights,
+        *(variable for owner in owners for variable in owner.variables),
+        *(variable for lane in lanes for variable in lane.shared),
+    ]
+    return list({id(v): v for v in map(plain, listed) if is_shared(v)}.values())
+
+
+def is_shared(variable):
+    """Whether all workers share a TensorFlow variable."""
+    return getattr(variable, "kind", Kind.OWN) is not Kind.OWN
 
 
 def plain(variable):

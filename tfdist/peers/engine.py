@@ -248,7 +248,7 @@ class PeerEngine(engine_lib.Engine):
         """Gives all workers the chief's values; see `Engine`."""
         if moment is Moment.STEP and len(self._made) <= self.lanes_at_join:
             # They were in the snapshot.
-            for variable in variables:
+            for variable in [*variables, *self._not_agreed()]:
                 variable.is_agreed = True
             return
         counted = [
@@ -295,7 +295,7 @@ class PeerEngine(engine_lib.Engine):
         """Logs whether workers hold different values of a model."""
         shared = [
             variable
-            for variable in variables_lib.shared_by(model)
+            for variable in self._shared_by(model)
             if one_replica.is_trainable(variable)
         ]
         parts = (np.ascontiguousarray(v.numpy()).tobytes() for v in shared)

@@ -34,6 +34,9 @@ class RingEngine:
       num_workers: Number of workers.
     """
 
+    # Local steps put back what evaluations assign.
+    evaluations_assign = False
+
     def __init__(self, ring, values, consistency, journal, *, is_chief):
         self._ring = ring
         self._values = values
