@@ -214,6 +214,16 @@ def test_a_cached_shuffle_is_known():
     assert not caches(data.shuffle(4, 1, False).cache())
 
 
+def test_a_split_of_a_cached_shuffle_is_known():
+    splits = private_pipelines.counts_a_cached_shuffle
+    cached = Dataset.range(4).shuffle(4).cache()
+    for part in (cached.take(2), cached.skip(2).batch(1), cached.shard(2, 0)):
+        assert splits(part)
+    assert not splits(cached.batch(2))
+    assert not splits(Dataset.range(4).take(3).shuffle(3).cache())
+    assert not splits(Dataset.range(4).shuffle(4, 1, False).cache().take(2))
+
+
 def test_the_stage_of_keras_with_all_arrays_is_found():
     x = np.arange(6.0, dtype=np.float32)
     dataset = private_keras_data_test.adapter_of_arrays(

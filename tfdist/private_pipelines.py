@@ -65,6 +65,8 @@ COUNTING = {
 }
 # Stages that do not tell whether they draw, or keep the order.
 _UNKNOWN = ("_ParallelInterleaveDataset", "_RandomDataset", "_VariantDataset")
+# Stages that may leave elements to another data set.
+_SPLITTING = ("_ShardDataset", "_SkipDataset", "_TakeDataset")
 _SHUFFLES = ("_ShuffleAndRepeatDataset", "_ShuffleDataset")
 # Of operations that draw: the input that is a generator of seeds, which is
 # shared by all iterators, and the two inputs that it began with.
@@ -205,6 +207,17 @@ def caches_a_shuffle(dataset):
             and getattr(part, "_reshuffle_each_iteration", True)
             for part in _stages(stage)
         )
+        for stage in _stages(dataset)
+    )
+
+
+def counts_a_cached_shuffle(dataset):
+    """Whether a stage counts elements in an order that a cache keeps.
+
+    As `skip` does in a data set without the elements that others `take`.
+    """
+    return any(
+        _name(stage) in _SPLITTING and caches_a_shuffle(stage)
         for stage in _stages(dataset)
     )
 

@@ -166,7 +166,9 @@ class Either(keras.layers.Layer):
 )
 @pytest.mark.parametrize(
     "kind",
-    nightly.also(["array", "PyDataset", "lengths"], ["shuffle", "threads"]),
+    nightly.also(
+        ["cache", "array", "PyDataset", "lengths"], ["shuffle", "threads"]
+    ),
 )
 def test_what_is_left_out_is_what_would_have_come_first(kind, left_out):
     """The epochs from there on are those of a worker that was there."""
@@ -238,6 +240,10 @@ def _epochs(kind, left_out, number, callbacks=(), share=(2, 0)):
     if kind == "shuffle":
         pairs = tf.data.Dataset.from_tensor_slices((x, x[:, :1]))
         data = {"x": pairs.shuffle(BATCHES, seed=3).batch(1)}
+    elif kind == "cache":
+        # One order for all epochs.
+        pairs = tf.data.Dataset.from_tensor_slices((x, x[:, :1]))
+        data = {"x": pairs.shuffle(BATCHES, seed=3).batch(1).cache()}
     elif kind == "PyDataset":
         data = {"x": _OwnOrder()}
     elif kind == "lengths":

@@ -246,3 +246,24 @@ def split(sequence, number):
     """Returns `number` parts of a sequence, one after the other."""
     size = len(sequence) // number
     return [sequence[k * size : (k + 1) * size] for k in range(number)]
+
+
+@pytest.mark.parametrize(
+    ("part", "workers", "warns"),
+    [
+        (lambda data: data.cache().skip(2), WORKERS, True),
+        (lambda data: data.cache().skip(2), 1, False),
+        (lambda data: data.cache(), WORKERS, False),
+    ],
+)
+def test_a_split_that_a_cache_is_to_hold_is_told(
+    monkeypatch, part, workers, warns
+):
+    warnings = []
+    monkeypatch.setattr(
+        fresh_pipelines.logging, "warning", lambda text: warnings.append(text)
+    )
+    dataset, config = part(powers().shuffle(4)), config_of(0)
+    config.num_workers = workers
+    shares.distribute(dataset, config, lambda request, number: 1)
+    assert len(warnings) == warns

@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import private_keras_calls
+from tfdist import private_pipelines
 from tfdist.data_shares import epoch_orders
 
 
@@ -52,7 +53,10 @@ class EpochData:
         self._left_out = left_out
         self._make_epoch = make_epoch
         self._passed = passed
-        self._iterators = epoch_orders.EpochIterators(dataset)
+        is_finite = dataset.cardinality() != tf.data.INFINITE_CARDINALITY
+        self._iterators = epoch_orders.EpochIterators(
+            dataset, is_finite and private_pipelines.caches_a_shuffle(source)
+        )
 
     def __iter__(self):
         if private_keras_calls.is_building_model():

@@ -1,5 +1,7 @@
 """Orders of epochs: the seed that they are drawn by, and their iterators."""
 
+import collections
+
 import tensorflow as tf
 
 
@@ -19,17 +21,21 @@ class EpochIterators:
     """Iterators of a data set, one for each epoch.
 
     A shuffle draws the order of an epoch with its iterator. So the epochs that
-    are passed over have iterators as well.
+    are passed over have iterators as well. A shuffle below a cache draws one
+    order, which the cache keeps once an iterator has read it to its end.
 
     Args:
       dataset: The `tf.data.Dataset`.
+      fills_cache: Whether the first epoch that is passed over is read, so that
+        a cache keeps its order.
 
     Attributes:
       drawn: Number of the epochs that have had their iterator, an int.
     """
 
-    def __init__(self, dataset):
+    def __init__(self, dataset, fills_cache=False):
         self._dataset = dataset
+        self._fills_cache = fills_cache
         self.drawn = 0
 
     def next(self, first=0, left_out=0):
@@ -40,7 +46,9 @@ class EpochIterators:
           left_out: Number of batches that the epoch begins without.
         """
         while self.drawn < first:
-            iter(self._dataset)
+            passed = iter(self._dataset)
+            if self._fills_cache and not self.drawn:
+                collections.deque(passed, maxlen=0)
             self.drawn += 1
         self.drawn += 1
         data = self._dataset.skip(left_out) if left_out else self._dataset

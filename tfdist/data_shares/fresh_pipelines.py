@@ -51,6 +51,16 @@ def begun_again(dataset, number, in_order):
             MAX_BYTES,
         )
         return dataset
+    if private_pipelines.counts_a_cached_shuffle(dataset):
+        # Also right: who takes some, and holds out nothing.
+        logging.warning(
+            "The data set takes, skips or shards elements in a shuffled order "
+            "that a `cache` keeps. With several workers, `fit` trains on a "
+            "copy of the pipeline, with an order and a cache of its own: it "
+            "may train on elements that you have held out. Pass "
+            "reshuffle_each_iteration=False to `shuffle`, so that all orders "
+            "are the same."
+        )
     variant = tf.data.experimental.to_variant(dataset)
     with tf.device(variant.device):
         text = tf.raw_ops.DatasetToGraphV2(
