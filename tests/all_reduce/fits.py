@@ -146,3 +146,60 @@ def fit_within_an_epoch(strategy, worker):
         callbacks=[on(on_train_batch_end=fit_inner)],
     )
     return weight_of(outer), weight_of(inner)
+
+
+class _Counts(keras.layers.Layer):
+    """Counts its calls, whether it trains or not."""
+
+    def build(self, shape):
+        """Makes the count."""
+        del shape
+        self.count = self.add_weight(initializer="zeros", trainable=False)
+
+    def call(self, x):
+        """Returns its inputs."""
+        self.count.assign_add(1.0)
+        return x
+
+
+def the_chief_alone_predicts(strategy, worker):
+    """At the end of each epoch, with a layer that assigns state then, too."""
+    with strategy.scope():
+        counts = _Counts()
+        model = keras.Sequential(
+            [keras.Input([1]), counts, keras.layers.Dense(1)]
+        )
+        model.compile("sgd", "mse")
+    x = np.ones([3, 1], "float32")
+    calls = on(
+        on_epoch_end=lambda epoch, logs: model.predict(
+            x, batch_size=1, verbose=0
+        )
+    )
+    model.fit(
+        batches(np.ones(2)),
+        epochs=2,
+        verbose=0,
+        callbacks=[] if worker else [calls],
+    )
+    return [float(counts.count)]
+
+
+def weights_that_keras_does_not_list(strategy, worker):
+    """Trained ones, which the chief then sets alone, and others."""
+    with strategy.scope():
+        trained = keras.Variable([1.0])
+        frozen = keras.Variable([float(worker)])
+        optimizer = keras.optimizers.SGD(1.0)
+        model = linear()
+
+    def train_step(data):
+        optimizer.apply([data[0][0]], [trained])
+        return {"loss": frozen[0]}
+
+    model.train_step = train_step
+    model.fit(batches([1.0]), verbose=0)
+    if worker == 0:
+        trained.assign([5.0])
+    model.fit(batches([1.0]), verbose=0)
+    return [float(trained[0]), float(frozen[0])]

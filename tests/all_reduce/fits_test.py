@@ -20,6 +20,10 @@ EXPECTED = {
     # Then -2.5, -3.5: averages -2, -2.75.
     "averaged_weights_over_fits": [-1.5, -2.75],
     "fewer_epochs_on_one_worker": [-6.0, 6],
+    # Two steps and three predictions in each epoch.
+    "the_chief_alone_predicts": [10.0],
+    # 5 and a step; the other one is the chief's.
+    "weights_that_keras_does_not_list": [4.0, 0.0],
 }
 
 
