@@ -69,6 +69,18 @@ def _address(tensor):
     return np.asarray(memoryview(tensor)).__array_interface__["data"][0]
 
 
+def test_gradients_need_not_know_their_shapes():
+    """As those behind a mask whose rank is not known."""
+    layout = pieces.Layout([tf.TensorSpec([3], tf.float32)] * 2, tail=2)
+
+    @tf.function(input_signature=[tf.TensorSpec(None, tf.float32)] * 2)
+    def tail(*gradients):
+        vectors = layout.vectors(gradients, tf.constant([1.0, 2.0]))
+        return layout.tail(vectors)
+
+    assert tail(tf.zeros([3]), tf.zeros([3])).numpy().tolist() == [1.0, 2.0]
+
+
 def test_pieces_have_the_bytes_that_are_sent(monkeypatch):
     monkeypatch.setattr(pieces, "PIECE_BYTES", 64)
     specs = [tf.TensorSpec([20], tf.float32), tf.TensorSpec([2], tf.float64)]

@@ -78,7 +78,8 @@ class Layout:
         for bucket in self._buckets:
             parts = []
             for k, size in zip(bucket, self._sizes(bucket), strict=True):
-                part = tf.reshape(values[k], [-1])
+                # A gradient may not know its shape.
+                part = tf.reshape(values[k], [_elements(self._specs[k])])
                 if more := size - _elements(self._specs[k]):
                     part = tf.pad(part, [[0, more]])
                 parts.append(part)
