@@ -4,6 +4,7 @@ BUILD files are in Starlark, of which the part that ours use is Python too. So
 they are read here with stand-ins for Bazel's rules.
 """
 
+import ast
 import collections
 import itertools
 import pathlib
@@ -123,6 +124,51 @@ def test_all_that_targets_need_is_there(packages):
         for name, (_, attributes) in package.targets.items():
             needed = {package.label(d) for d in attributes.get("deps", ())}
             assert needed <= targets, package.label(name)
+
+
+def imported_by(path):
+    """Files of `tfdist` that one file imports, by import statements."""
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        if not isinstance(node, ast.ImportFrom) or node.level:
+            continue
+        top = pathlib.Path(*node.module.split("."))
+        if top.parts[0] != "tfdist":
+            continue
+        for alias in node.names:
+            module = top / f"{alias.name}.py"
+            yield (
+                module
+                if (ROOT / module).exists()
+                else next(
+                    found
+                    for found in (
+                        top / alias.name / "__init__.py",
+                        top.with_suffix(".py"),
+                        top / "__init__.py",
+                    )
+                    if (ROOT / found).exists()
+                )
+            )
+
+
+def test_libraries_need_what_their_files_import(packages):
+    owners, missing = {}, set()
+    libraries = [
+        (package, package.label(name), attributes)
+        for package in packages
+        for name, (rule, attributes) in package.targets.items()
+        if rule == "py_library" and package.directory.parts[:1] == ("tfdist",)
+    ]
+    for package, label, attributes in libraries:
+        for source in attributes.get("srcs", ()):
+            owners[package.directory / source] = label
+    for package, label, attributes in libraries:
+        known = {package.label(d) for d in attributes.get("deps", ())} | {label}
+        for source in attributes.get("srcs", ()):
+            for path in imported_by(package.directory / source):
+                if owners[path] not in known:
+                    missing.add((label, owners[path]))
+    assert not missing
 
 
 def test_tests_are_tests_and_nothing_else_is(packages):
