@@ -4,6 +4,7 @@ import contextlib
 import functools
 import itertools
 import re
+import types
 
 import keras
 import numpy as np
@@ -20,6 +21,7 @@ from tests.strategies.twins import compiled
 from tests.strategies.twins import perceptron
 import tfdist
 from tfdist.runtime.keras_hooks import eager_step
+from tfdist.runtime.keras_hooks import evaluations
 
 X, Y = classification()
 MODES = {"jit": {"jit_compile": True}, "eager": {"run_eagerly": True}}
@@ -133,17 +135,40 @@ def test_steps_per_execution(mode):
     assert_same(found, {name: plain[name] for name in found})
 
 
-def test_a_variable_of_the_user_s_that_each_eager_step_makes_is_refused():
+@pytest.mark.parametrize("step_of_evaluation", [False, True])
+def test_a_variable_of_the_user_s_that_each_eager_step_makes_is_refused(
+    monkeypatch, step_of_evaluation
+):
     """Workers would wait for the chief to make as many."""
     strategy, kept = tfdist.AsyncStrategy(), []
+    if step_of_evaluation:
+        monkeypatch.setattr(
+            strategy.extended,
+            "_step_of_evaluation",
+            lambda fn, is_eager: evaluations.EvaluationStep(is_eager),
+        )
 
-    def step(makes):
+    def step(makes, keeps=False):
         tf.Variable(1.0, trainable=False)
         kept.append(kept[0] if kept else tf.Variable(2.0))
+        if keeps:
+            kept.append(tf.Variable(4.0))
         if makes:
-            tf.Variable(3.0)
+            for _ in range(3):
+                made = tf.Variable(3.0)
+            # What servers do to it does not keep it.
+            made.assign_add(1.0)
 
-    for makes in (False, True, True, False, True, True):
+    for _ in range(3):
+        strategy.run(step, [True])
+    # With one worker, nobody waits.
+    monkeypatch.setattr(
+        strategy.extended, "_config", types.SimpleNamespace(num_workers=2)
+    )
+    for _ in range(9):
+        strategy.run(step, [False, True])
+    # As one of several functions that are steps by turns.
+    for makes in (True, False, True, False):
         strategy.run(step, [makes])
     with pytest.raises(RuntimeError, match=r"_test.py:\d+ makes a new tf.Var"):
         strategy.run(step, [True])

@@ -57,12 +57,11 @@ class EagerSteps:
           evaluates: Whether it is a step of an evaluation or prediction.
         """
         self._runtime.commit()
+        if not self._runtime.local.keeps_own_values:
+            return EagerStep(self._runtime, self._functions)
         function = inspect.unwrap(function)
         function = getattr(function, "__func__", function)
         code = getattr(function, "__code__", function)
-        self.variables.begin(code)
-        if not self._runtime.local.keeps_own_values:
-            return EagerStep(self._runtime, self._functions)
         return EagerLocalStep(
             self._runtime,
             arguments,

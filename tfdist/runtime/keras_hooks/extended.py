@@ -71,7 +71,9 @@ class ParameterServerExtended(one_replica.WorkerExtended):
             **one_replica.with_value(kwargs),
         )
         one_replica.note_keras_variable(made)
-        if maker is None and active.eager_step() is not None:
+        # With one worker, nobody waits for as many.
+        may_wait = maker is None and self._config.num_workers > 1
+        if may_wait and active.eager_step() is not None:
             self._eager_steps.variables.check(made)
         return made
 
@@ -106,6 +108,7 @@ class ParameterServerExtended(one_replica.WorkerExtended):
 
     def _run_eagerly(self, fn, args, kwargs):
         retries = self._runtime.coordination.retries
+        self._eager_steps.variables.begin()
         while True:
             evaluation = self._step_of_evaluation(fn, is_eager=True)
             repeats = retries and evaluation is None

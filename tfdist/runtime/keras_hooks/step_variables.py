@@ -4,13 +4,15 @@ Variables on servers are known by their number, and each worker waits until the
 chief has made the same. A worker that takes more steps would wait for ever.
 """
 
-import collections
+import weakref
 
 from tfdist import private_keras_calls
 from tfdist.runtime.variables.variables import Role
 
 # A variable that is made when it is first needed is made in one step.
 _MOST_STEPS = 2
+# As many functions may be steps by turns.
+_MOST_TURNS = 8
 _OTHERS = ("keras", "tensorflow", "tfdist")
 
 
@@ -18,24 +20,21 @@ class StepVariables:
     """Looks at where the eager steps of one strategy make variables."""
 
     def __init__(self):
-        # Steps by their code, and the code of the last.
-        self._steps = collections.Counter()
-        self._code = None
-        # By code of the step and place: the last step that has made one there,
-        # and the number of steps in a row that have.
+        self._step = 0
+        # By place: the last step that has made one there, a reference to it,
+        # and the number of steps one after the other that have made one of
+        # which nothing was left when the next was made.
         self._made = {}
 
-    def begin(self, code):
-        """Called when a step begins.
-
-        Args:
-          code: Hashable, the same for steps of the same function.
-        """
-        self._steps[code] += 1
-        self._code = code
+    def begin(self):
+        """Called when a step begins."""
+        self._step += 1
 
     def check(self, variable):
         """Refuses a parameter if each step makes one at the same place.
+
+        One that the user's code keeps may be one of several, each made when
+        it is first needed.
 
         Args:
           variable: The `ReplicaVariable` that the user's code has made.
@@ -52,11 +51,11 @@ class StepVariables:
             not in _OTHERS
         )
         place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        key, step = (self._code, place), self._steps[self._code]
-        last, row = self._made.get(key, (0, 0))
-        if last != step:
-            row = row + 1 if last == step - 1 else 1
-        self._made[key] = step, row
+        last, former, row = self._made.get(place, (0, lambda: variable, 0))
+        if last != self._step:
+            is_next = self._step - last <= _MOST_TURNS and former() is None
+            row = row + 1 if is_next else 1
+        self._made[place] = self._step, weakref.ref(variable), row
         if row > _MOST_STEPS:
             raise RuntimeError(
                 f"{place} makes a new tf.Variable in each eager step. With "
