@@ -343,9 +343,14 @@ def test_the_chief_begins_when_all_have_trained_what_a_call_keeps():
     def model(*layers):
         return keras.Sequential([keras.Input([1]), *layers])
 
-    def fit(model):
+    def fit(model, *assigned):
+        """Its steps assign these variables, beside one that it trains."""
         worker.model = model
         begin(worker)
+        decisions._changes.begin(model, decisions.fit_number)
+        for variable in [*assigned, *model.trainable_variables[:1]]:
+            steps = getattr(variable.value, "num_assigning_steps", 0)
+            variable.value.num_assigning_steps = steps + 1
         decisions.end_loop()
         decisions.close()
 
@@ -369,12 +374,41 @@ def test_the_chief_begins_when_all_have_trained_what_a_call_keeps():
     # A step assigns what it does not train.
     teacher.trainable = False
     taught = model(teacher, keras.layers.Dense(1))
-    for variable in teacher.weights:
-        variable.value.assigned_by_workers = True
-    fit(taught)
+    fit(taught, *teacher.weights)
     fit(taught)
     fit(model(teacher))
     assert waits[6:] == [0, 7, 0, 0, 10]
+    # Two heads by turns on one encoder with statistics that both move.
+    norm = keras.layers.BatchNormalization()
+    heads = [model(norm, keras.layers.Dense(1)) for _ in range(2)]
+    statistics = norm.non_trainable_weights
+    for head in heads:
+        fit(head, *statistics)
+    for head in heads:
+        fit(head)
+    norm.trainable = False
+    probes = [model(norm, keras.layers.Dense(1)) for _ in range(2)]
+    for probe in probes:
+        fit(probe)
+    assert waits[11:] == [0, 12, 0, 0, 15, 15]
+
+
+def test_the_chief_that_has_passed_a_call_waits_for_what_it_changed():
+    """Started again, it has not seen what the steps assign."""
+    worker = Worker(0, table(0, 0, 0))
+    decisions = worker.chief_decisions
+    model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+    model.layers[0].trainable = False
+    head = keras.Sequential([model, keras.layers.Dense(1)])
+    worker.runtime.coordination = types.SimpleNamespace(waits=False)
+    worker.runtime.commit = int
+    worker.runtime.unused_models = types.SimpleNamespace(refuse=list)
+    worker.begin(1).is_in_loop = False
+    decisions._fit._model = lambda: model
+    decisions.position.begin = lambda *arguments: (0, 0)
+    decisions.position._start = fit_progress.OVER
+    decisions.begin_data(1, True)
+    assert decisions._call_to_end(head, 2) == 1
 
 
 def test_decisions_of_nobody_known_are_refused():

@@ -117,6 +117,7 @@ class ChiefDecisions:
             # That may be at its end: then it has been a call all the same.
             fit.has_begun = True
             if self.position.is_over:
+                self._changes.end(fit.model, fit.number)
                 fit_call.build_optimizer(fit.model)
                 self._runtime.commit()
                 variables = [v.value for v in fit.model.variables]
@@ -182,6 +183,7 @@ class ChiefDecisions:
         # Not once more after a heartbeat: others may have begun the next one.
         self._runtime.coordination.leave_if_over()
         if fit.has_begun:
+            self._changes.end(fit.model, fit.number)
             self._fits.close()
             self._tell()
 
@@ -298,8 +300,7 @@ class ChiefDecisions:
         if fit is None:
             return
         fit.is_in_loop, fit.has_ended = False, True
-        # Once more: its steps may have made weights, and assigned others.
-        self._changes.note(fit.model, fit.number)
+        self._changes.end(fit.model, fit.number)
         self._runtime.work.leave()
         self._runtime.local.finish()
         self._runtime.coordination.leave()
@@ -336,7 +337,7 @@ class ChiefDecisions:
         fit_callbacks.put_around(listed, self)
         fit.is_in_loop = fit.has_begun = True
         fit.find_rates()
-        self._changes.note(fit.model, fit.number)
+        self._changes.begin(fit.model, fit.number)
         fit.exchanges = self._runtime.journal.count
         self._tell_begun(fit)
 

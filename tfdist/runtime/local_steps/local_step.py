@@ -111,6 +111,7 @@ class LocalStep:
 
     def assigned(self, variable):
         """Called after a variable was assigned in the user's code."""
+        variable.num_assigning_steps += 1
         if variable.role is Role.STATE:
             self._states[variable.ordinal] = variable
         if variable.role is Role.PARAMETER:
