@@ -11,6 +11,8 @@ from tests.averaging import virtual_workers
 from tests.runtime.keras_hooks import evaluations_test
 import tfdist
 from tfdist.runtime.keras_hooks import evaluations
+from tfdist.runtime.keras_hooks import fit_call
+from tfdist.synchronization import BoundedStaleness
 from tfdist.synchronization import Sync
 
 X = np.ones([1, 1], "float32")
@@ -148,6 +150,110 @@ def test_weights_that_each_worker_projects_before_its_step_do_not_add_up():
     assert float(model.of_data) == others - 2 + 2
 
 
+def test_values_from_before_a_former_step_of_one_function_are_old():
+    """As of a Lookahead: the server would compute with the newest, twice."""
+    strategy = tfdist.AsyncStrategy()
+    with strategy.scope():
+        w = tf.Variable(4.0)
+
+    @tf.function
+    def steps():
+        slow = tf.identity(w)
+        strategy.run(lambda: w.assign_sub(2.0))
+        strategy.run(lambda: w.assign(0.5 * (w + slow)))
+
+    steps()
+    strategy.pull()
+    assert float(w) == 3.0
+
+
+def test_values_made_outside_a_branch_are_assigned_in_it():
+    strategy = tfdist.AsyncStrategy()
+    with strategy.scope():
+        w = keras.Variable(5.0)
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build([w])
+
+    def step(flag):
+        clipped = tf.minimum(w.value, 3.0)
+
+        def train():
+            w.assign(clipped)
+            optimizer.apply([tf.ones([])], [w])
+            return 0.0
+
+        return tf.cond(flag, train, lambda: 1.0)
+
+    tf.function(lambda: strategy.run(step, [tf.constant(True)]))()
+    assert float(w) == 2.0
+
+
+class Clipped(keras.Model):
+    """Clips its weight before a step, after another worker's update."""
+
+    def __init__(self, trains):
+        super().__init__()
+        self.w, self.teacher = (
+            self.add_weight(shape=(), initializer=tf.constant_initializer(4.0))
+            for _ in range(2)
+        )
+        self.teacher.trainable = False
+        self._clipped = self.w if trains else self.teacher
+        self.compile(keras.optimizers.SGD(1.0))
+
+    def call(self, x):
+        return x
+
+    def _others(self):
+        evaluations_test.Server(self, self._clipped).push()
+
+    def train_step(self, data):
+        others = tf.py_function(self._others, [], [])
+        with tf.control_dependencies([others]):
+            self._clipped.assign(tf.minimum(self._clipped, 3.0))
+        self.optimizer.apply([tf.fill([], 0.5)], [self.w])
+        return {"loss": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("copies", "trains", "exchanges"),
+    [
+        ("server", True, 1),
+        ("worker", True, 1),
+        ("server", False, 1),
+        (None, True, 2),
+        (None, False, 1),
+    ],
+)
+def test_corrections_compare_with_the_weights_before_they_were_clipped(
+    copies, trains, exchanges
+):
+    """A second exchange would give them the newest, so nothing would be late.
+
+    Without a correction that compares, it has the server clip the newest.
+    """
+    correction = copies and tfdist.correction.DelayCompensation(
+        1.0, None, backups=copies
+    )
+    strategy = tfdist.AsyncStrategy(
+        synchronization=BoundedStaleness(4), correction=correction
+    )
+    with strategy.scope():
+        model = Clipped(trains)
+    model.train_on_batch(X, X)
+    assert strategy._runtime.journal.exchanges == exchanges
+    newest = 4.0 - evaluations_test.OTHERS
+    if not trains:
+        assert (float(model.w), float(model.teacher)) == (3.5, newest)
+        return
+    change = -1.0 if copies else 0.0
+    gradient = 0.5
+    if copies:
+        # g + g g (w now - w before).
+        gradient += 0.25 * (newest - 4.0)
+    assert float(model.w) == newest + change - gradient
+
+
 class Taught(keras.Model):
     """Moves its teacher before the optimizer's step."""
 
@@ -169,6 +275,26 @@ class Taught(keras.Model):
         mine, other = self.teacher.kernel, self.student.kernel
         mine.assign(0.5 * mine + 0.5 * other)
         return super().train_step(data)
+
+
+@pytest.mark.parametrize(
+    "strategy", [tfdist.AsyncStrategy, tfdist.AsyncLocalSGDStrategy]
+)
+def test_a_call_that_moves_a_teacher_has_changed_it(strategy):
+    with strategy().scope():
+        model = Taught()
+        model.idle = keras.layers.Dense(1, trainable=False)
+        probe, other = (
+            keras.Sequential([keras.Input([1]), layer])
+            for layer in (model.teacher, model.idle)
+        )
+    changes = fit_call.WeightChanges()
+    changes.begin(model, 1)
+    model.train_on_batch(X, X)
+    changes.end(model, 1)
+    assert changes.last_of_kept(probe) == 1
+    assert changes.last_of_kept(other) == 0
+    assert changes.last_of_kept(model) == 0
 
 
 @pytest.mark.nightly

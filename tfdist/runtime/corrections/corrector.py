@@ -47,6 +47,11 @@ class Corrector:
         return self._correction
 
     @property
+    def needs_copies(self):
+        """Whether it needs the parameters that a gradient is computed from."""
+        return self._correction.copies is not None
+
+    @property
     def is_on_servers(self):
         """Whether servers correct gradients; else workers do."""
         return not self._correction.on_worker

@@ -8,7 +8,7 @@ class NoCorrector:
     """See `Corrector`, whose part it takes where there is no `Correction`."""
 
     # It keeps nothing, on servers or here.
-    is_on_servers = False
+    needs_copies = is_on_servers = False
     uses_lookahead = False
     note_given = empty_list
     add_kept = prepare = prepare_again = show_ahead = let_go = nothing

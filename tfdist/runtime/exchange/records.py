@@ -5,6 +5,7 @@ import dataclasses
 import tensorflow as tf
 
 from tfdist import fused_kernels
+from tfdist import one_replica
 from tfdist.runtime.exchange import table_gradients
 from tfdist.runtime.variables import server_scope
 from tfdist.runtime.variables.variables import Role
@@ -57,6 +58,22 @@ class Replay:
     run: object
     arguments: list
     gradient: object = None
+
+
+def is_assigned(record):
+    """Whether the user's code assigns a parameter."""
+    return isinstance(record, Mutation) and (
+        record.variable.role is Role.PARAMETER
+    )
+
+
+def is_projected_teacher(record):
+    """Whether it is of a parameter that no optimizer trains, with a plan.
+
+    It may come before or after the updates of others.
+    """
+    has_plan = isinstance(record, Mutation) and record.plan is not None
+    return has_plan and not one_replica.is_trainable(record.variable)
 
 
 def pieces_on(shard, variable):

@@ -31,6 +31,8 @@ class _Pending:
     # Number of operations when the optimizer's updates were exchanged.
     settled: int | None = None
     barriers: set = dataclasses.field(default_factory=set)
+    # Number of operations when the step began.
+    first: int = 0
     # By ordinal: number of operations when a parameter was assigned last.
     assigned: dict = dataclasses.field(default_factory=dict)
 
@@ -74,14 +76,6 @@ def local_scalars_of(optimizer):
     ]
 
 
-def _is_assigned(record):
-    """Whether the user's code assigns a parameter."""
-    return (
-        isinstance(record, records.Mutation)
-        and record.variable.role is Role.PARAMETER
-    )
-
-
 def _add_to(variable, change):
     variable.assign_add(change, read_value=False)
 
@@ -120,6 +114,9 @@ class Step:
         self._runtime = runtime
         self._make_exchange = runtime.coordination.exchange
         self._root = tf.compat.v1.get_default_graph()
+        # A tf.function may call `strategy.run` several times: earlier
+        # operations may be of a former step.
+        self._first = len(self._root.get_operations())
         self._pending = {}
         # Of models that all other workers have freed.
         self._over = []
@@ -140,7 +137,8 @@ class Step:
         graph = tf.compat.v1.get_default_graph()
         if graph not in self._pending:
             settled = 0 if self._ticketed else None
-            self._pending[graph] = _Pending(settled=settled)
+            first = self._first if graph is self._root else 0
+            self._pending[graph] = _Pending(settled=settled, first=first)
             # What an enclosing graph did after its optimizer's step comes
             # before what is recorded in this one, and so does a parameter
             # that the step assigned before an optimizer in a branch.
@@ -148,7 +146,7 @@ class Step:
                 is_after = pending.settled is not None and pending.records
                 if is_after or (
                     outer is self._root
-                    and any(map(_is_assigned, pending.records))
+                    and any(map(records.is_assigned, pending.records))
                 ):
                     self._flush(outer)
         return self._pending[graph]
@@ -260,7 +258,9 @@ class Step:
 
         Set to a function of an old value, it would lose what others have done
         since. So the server computes it of the newest one; where it cannot,
-        and for an optimizer (Muon's weight decay), the change is sent.
+        for an optimizer (Muon's weight decay), and where a correction compares
+        weights now with those of the gradient, which an exchange in between
+        would replace, the change is sent.
 
         Args:
           pending: The `_Pending`.
@@ -270,11 +270,15 @@ class Step:
         if record.kind == "assign" and not (
             self._runtime.coordination.averages
             or private_keras_variables.is_applying_optimizer()
+            or (
+                self._runtime.corrector.needs_copies
+                and one_replica.is_trainable(variable)
+            )
         ):
             record.plan = subgraph_replay.plan_from_own(
                 record.value,
                 variable,
-                pending.assigned.get(variable.ordinal, 0),
+                pending.assigned.get(variable.ordinal, pending.first),
             )
         if record.plan is not None:
             return record
@@ -339,10 +343,16 @@ class Step:
         of the newest values; and where a log has servers make updates later
         than what else comes with a gradient, they come before the update.
         """
-        if pending.settled is None and not self._runtime.coordination.has_log:
+        is_first = pending.settled is None
+        if is_first and not self._runtime.coordination.has_log:
             return
         recorded = pending.records
-        ends = [k + 1 for k, r in enumerate(recorded) if _is_assigned(r)]
+        ends = [
+            number
+            for number, record in enumerate(recorded, 1)
+            if records.is_assigned(record)
+            and not (is_first and records.is_projected_teacher(record))
+        ]
         if ends:
             # What follows may be the optimizer's, such as its weight decay
             # (Muon's is an assignment, and goes here).

@@ -175,14 +175,17 @@ def plan_from_own(value, variable, since):
       value: A tensor of the graph that is being built.
       variable: A `ReplicaVariable`.
       since: Number of operations in the graph when the step has assigned it
-        before. What was read earlier is another value.
+        before, or has begun. What was read earlier is another value.
 
     Returns:
       A `Plan`, whose inputs are constants and values that this worker has; None
       if `value` is also made from the data (as gradients are), from an older
-      value, or by operations that cannot be built again.
+      value, in a graph around this one, or by operations that cannot be built
+      again.
     """
     graph, known, own = value.graph, set(), set()
+    if graph is not tf.compat.v1.get_default_graph():
+        return None
     for outer, inner in graph.captures:
         if outer is variable.local_handle:
             own.add(inner.name)
