@@ -43,6 +43,8 @@ _VARIABLES = {
 }
 # The method that takes a batch only to build the model.
 _BUILDS = "_maybe_symbolic_build"
+# Keras's function, and the method of its layers, that call one for its shapes.
+_COMPUTES_SHAPES = "compute_output_spec"
 
 
 class DataRequest(NamedTuple):
@@ -227,6 +229,11 @@ def is_building_model():
     It takes it as for an epoch, and throws the iterator away.
     """
     return any(frame.f_code.co_name == _BUILDS for frame in frames())
+
+
+def is_computing_shapes():
+    """Whether Keras calls a layer for shapes, in a graph that never runs."""
+    return any(frame.f_code.co_name == _COMPUTES_SHAPES for frame in frames())
 
 
 def step_of(function):

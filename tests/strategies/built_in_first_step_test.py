@@ -157,10 +157,27 @@ class Counts(keras.layers.Layer):
         return x
 
 
-def test_keras_may_build_a_layer_that_assigns_a_tf_variable():
+class OwnStep(keras.Model):
+    """Its layers are built while its first step is traced."""
+
+    def __init__(self, *layers):
+        super().__init__()
+        self.block = keras.Sequential(layers)
+
+    def call(self, x):
+        return self.block(x)
+
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+@pytest.mark.parametrize(
+    "build", [lambda *layers: keras.Sequential(layers), OwnStep]
+)
+def test_keras_may_build_a_layer_that_assigns_a_tf_variable(build):
     with tfdist.AsyncStrategy().scope():
         counts = Counts()
-        model = keras.Sequential([counts, keras.layers.Dense(1)])
+        model = build(counts, keras.layers.Dense(1))
         model.compile("sgd", "mse")
     model.fit(np.ones([6, 1]), np.ones([6, 1]), batch_size=2, verbose=0)
     assert float(counts.calls) == 3.0

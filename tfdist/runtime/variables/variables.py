@@ -323,9 +323,10 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
             if is_passed_on:
                 self._owner.after_eager_write(self)
             return result
+        is_graph = not tf.executing_eagerly()
+        if is_graph and private_keras_calls.is_computing_shapes():
+            return method(value, **kwargs)
         if active.step is None:
-            if private_keras_calls.is_building_model():
-                return method(value, **kwargs)  # It runs nothing.
             raise RuntimeError(
                 f"Variable {self.name!r} is assigned in a tf.function outside "
                 "strategy.run: its primary on the server would not hear of "
