@@ -36,12 +36,11 @@ def _shown(value):
     if isinstance(value, float):
         short = f"{value:g}"
         return short if float(short) == value else repr(value)
-    if isinstance(value, dict) and "class_name" in value:
-        # An object of Keras's.
+    config = value.get("config") if isinstance(value, dict) else None
+    if isinstance(config, dict) and "class_name" in value:
+        # An object of Keras's; a function has a name for a configuration.
         settings = ", ".join(
-            f"{k}={_shown(v)}"
-            for k, v in value["config"].items()
-            if v is not None
+            f"{k}={_shown(v)}" for k, v in config.items() if v is not None
         )
         return f"{value['class_name']}({settings})"
     return repr(value)

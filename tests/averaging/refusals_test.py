@@ -323,6 +323,11 @@ def test_workers_with_other_local_steps():
     assert "on the servers local_steps=ParameterAveraging(period=2" in message
 
 
+@keras.saving.register_keras_serializable("refusals_test")
+def _rate():
+    return 0.7
+
+
 def test_text_of_a_method_tells_all_settings_of_any_process():
     """Workers compare these texts."""
     one = keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
@@ -339,11 +344,15 @@ def test_text_of_a_method_tells_all_settings_of_any_process():
     assert repr(ParameterAveraging(3, keras.optimizers.SGD(0.7))) not in texts
     assert repr(ElasticAveraging(3)) != repr(ElasticAveraging(4))
     decay = keras.optimizers.schedules.CosineDecay(0.7, 1000)
-    for make in (ParameterAveraging, functools.partial(AccruedGradients, 1)):
-        method = make(3, keras.optimizers.SGD(decay))
-        text = repr(method)
-        method.outer_optimizer()
-        assert repr(method) == text
+    for rate in (decay, _rate):
+        for make in (
+            ParameterAveraging,
+            functools.partial(AccruedGradients, 1),
+        ):
+            method = make(3, keras.optimizers.SGD(rate))
+            text = repr(method)
+            method.outer_optimizer()
+            assert repr(method) == text
     np.testing.assert_equal(
         repr(ParameterAveraging(lambda step: step)),
         repr(ParameterAveraging(lambda step: 2 * step)),

@@ -284,6 +284,15 @@ def test_resolvers_say_the_same_as_tf_config(monkeypatch):
         ),
         (
             resolver.SimpleClusterResolver(
+                tf.train.ClusterSpec(W2P1),
+                task_type="worker",
+                task_id=0,
+                rpc_layer="http",
+            ),
+            "cluster_resolver.rpc_layer must be 'grpc'",
+        ),
+        (
+            resolver.SimpleClusterResolver(
                 tf.train.ClusterSpec({**W2P1, "ps": ["nowhere"]}),
                 task_type="ps",
                 task_id=0,

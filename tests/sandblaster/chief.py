@@ -29,11 +29,13 @@ class Portions:
 
     Attributes:
         before: called before a portion is computed, with its number.
+        factor: of the function.
     """
 
     def __init__(self):
         self.x = START.copy()
         self.before = lambda portion: None
+        self.factor = 1.0
 
     def assign(self, vector):
         self.x = np.array(vector)
@@ -45,7 +47,7 @@ class Portions:
         del goes_on
         self.before(portion)
         value, gradient = functions.rosenbrock(self.x)
-        factor = (portion + 1) / 2  # 3 in all.
+        factor = self.factor * (portion + 1) / 2  # 3 in all.
         return tf.constant(factor * gradient), np.array([factor * value, 1.0])
 
 
@@ -122,11 +124,11 @@ class Chief:
             ),
         )
 
-    def begin(self, counted=0):
+    def begin(self, counted=0, fit=0):
         names = ("variables", "settings", "untrained", "batches", "data")
         description = dict.fromkeys(names, "")
         return self.coordinator.begin(
-            0, description, tf.constant(START), None, counted
+            fit, description, self.portions.values(), None, counted
         )
 
     def go_on(self):

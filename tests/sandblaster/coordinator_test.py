@@ -63,6 +63,20 @@ def undisturbed():
     return chief.iterate(12)
 
 
+def test_a_call_of_fit_looks_at_its_loss_again(name):
+    """It may be another one, as after `compile`."""
+    chief = Chief(name)
+    chief.begin()
+    _, x = chief.iterate(3)
+    chief.portions.factor = 2.0
+    chief.begin(fit=1)
+    fresh = Chief(f"{name}/fresh")
+    fresh.portions.factor = 2.0
+    fresh.portions.assign(x)
+    fresh.begin()
+    assert chief.iterate(2) == fresh.iterate(2)
+
+
 def test_late_deposits_and_their_tickets_do_not_count(
     name, directory, undisturbed
 ):

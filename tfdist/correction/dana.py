@@ -115,6 +115,9 @@ class DANA(base.Correction):
         self._gradients = 1
 
     def __repr__(self):
+        if type(self) is not DANA:
+            # It may have other settings.
+            return super().__repr__()
         dc = ""
         if self._compensation is not None:
             dc = (

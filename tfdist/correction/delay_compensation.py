@@ -90,6 +90,9 @@ class DelayCompensation(base.Correction):
         self.copies = base.check_copies(name, backups)
 
     def __repr__(self):
+        if type(self) is not DelayCompensation:
+            # It may have other settings.
+            return super().__repr__()
         return (
             f"DelayCompensation(lambda_0={self.lambda_0:g}, "
             f"variance_decay={self.variance_decay}, "

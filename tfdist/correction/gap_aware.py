@@ -56,6 +56,9 @@ class GapAware(base.Correction):
         self.copies = base.check_copies("GapAware", backups)
 
     def __repr__(self):
+        if type(self) is not GapAware:
+            # It may have other settings.
+            return super().__repr__()
         return f"GapAware(backups={self.copies.value!r})"
 
     def resolve(

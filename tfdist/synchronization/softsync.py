@@ -44,6 +44,9 @@ class SoftSync(base.Synchronization):
         self.n = n
 
     def __repr__(self):
+        if type(self) is not SoftSync:
+            # It may have other settings.
+            return super().__repr__()
         return (
             f"SoftSync(s={self.s})" if not self.n else f"SoftSync(n={self.n})"
         )

@@ -52,6 +52,9 @@ class Sync(base.Synchronization):
         self.on_drop = on_drop
 
     def __repr__(self):
+        if type(self) is not Sync:
+            # It may have other settings.
+            return super().__repr__()
         settings = f"backup_workers={self.backup_workers}"
         if self.on_drop != "next":
             settings += f", on_drop={self.on_drop!r}"
