@@ -2,6 +2,8 @@
 
 import enum
 
+import numpy as np
+
 
 class Comparable:
     """A base of classes whose instances are equal if their settings are.
@@ -34,8 +36,10 @@ def _shown(value):
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, float):
+        # Keras's own settings are of float32.
         short = f"{value:g}"
-        return short if float(short) == value else repr(value)
+        is_same = np.float32(short) == np.float32(value)
+        return short if is_same else repr(value)
     config = value.get("config") if isinstance(value, dict) else None
     if isinstance(config, dict) and "class_name" in value:
         # An object of Keras's; a function has a name for a configuration.
