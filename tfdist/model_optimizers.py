@@ -41,6 +41,20 @@ def update_rules_of(model):
     return [one for one in optimizers_of(model) if not _wrapped_by(one)]
 
 
+def build(model):
+    """Builds the optimizer that a model is compiled with, if that is not done.
+
+    With all variables that the model can train: its first step may train fewer.
+
+    Args:
+      model: A `keras.Model` whose layers are built, made under a strategy.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and not optimizer.built:
+        with model.distribute_strategy.scope():
+            optimizer.build(model.trainable_variables)
+
+
 def check_adds_updates(optimizer, method):
     """Refuses an optimizer that undoes what other workers do to weights.
 

@@ -83,6 +83,35 @@ def has_own_train_step(model):
     return not stock or "train_step" in vars(model)
 
 
+def unbuilt_layers(model):
+    """Returns the layers within a Keras model that are yet to be built, a list.
+
+    One that has no `build` of its own has nothing to build but its parts, and
+    may stay unbuilt for good, as an augmentation that only a step calls.
+    """
+    stock = [keras.layers.Layer.build, keras.Sequential.build]
+    _, *layers = with_sublayers(model)
+    return [
+        layer
+        for layer in layers
+        if not layer.built and type(layer).build not in stock
+    ]
+
+
+def is_built(model):
+    """Whether a Keras model, and all that it consists of, is built.
+
+    The public `built` is of the model alone: Keras has built the rest by then,
+    but for what a `train_step` of its own calls besides.
+
+    Args:
+      model: A `keras.Model`.
+    """
+    if not model.built or not has_own_train_step(model):
+        return model.built
+    return not unbuilt_layers(model)
+
+
 class _BuiltInFirstStep:
     """A mixin: a model that Keras builds nothing of before its steps."""
 

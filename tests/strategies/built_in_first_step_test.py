@@ -16,6 +16,8 @@ import tensorflow as tf
 from tests import nightly
 from tests.strategies.twins import assert_same
 import tfdist
+from tfdist.runtime.keras_hooks import fit_call
+from tfdist.saving import callbacks
 
 _random = np.random.default_rng(3)
 TRIPLETS = tuple(_random.normal(size=(3, 12, 5)).astype("float32"))
@@ -196,5 +198,101 @@ def test_a_cluster_checkpoint_needs_layers_that_are_built(is_built, tmp_path):
         checkpoint.on_train_begin()
         assert model.optimizer.built
         return
-    with pytest.raises(ValueError, match="layers that are not built: .'sequ"):
+    with pytest.raises(ValueError, match="layers that are not built: .*'dense"):
         checkpoint.on_train_begin()
+
+
+def _all_of(model):
+    return [v.numpy() for v in model.weights + model.optimizer.variables]
+
+
+def _with_own_step():
+    """A functional model: its layers are built, its optimizer is not."""
+
+    class Own(keras.Model):
+        def train_step(self, data):
+            return super().train_step(data)
+
+    x = keras.Input([1])
+    model = Own(x, keras.layers.Dense(2)(x))
+    model.compile("adam", "mse")
+    return model
+
+
+@pytest.mark.parametrize("kind", ["servers", "all_reduce"])
+def test_a_backup_is_restored_with_the_slots_of_the_optimizer(kind, tmp_path):
+    saved = _with_own_step()
+    saved.optimizer.build(saved.trainable_variables)
+    for variable in saved.optimizer.variables[2:]:
+        variable.assign(variable + 3.0)
+    saved.optimizer.iterations.assign(5)
+    backup = keras.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)
+    backup.set_model(saved)
+    backup.on_epoch_end(0)
+    with STRATEGIES[kind]().scope():
+        model = _with_own_step()
+    data = np.ones([4, 1]), np.ones([4, 2])
+    backup = keras.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)
+    assert not model.fit(*data, verbose=0, callbacks=backup).history
+    assert_same(_all_of(model), _all_of(saved))
+    found = model.fit(*data, epochs=2, verbose=0, callbacks=backup)
+    assert found.epoch == [1]
+    assert int(model.optimizer.iterations) == 6
+
+
+def test_a_model_with_a_head_that_is_not_built_is_not_built(tmp_path, caplog):
+    class Own(keras.Model):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.head = keras.layers.Dense(2)
+            # It has nothing to build, and only a step would call it.
+            self.augmentation = keras.Sequential([keras.layers.RandomFlip()])
+            self.evaluated = 0
+
+        def train_step(self, data):
+            return super().train_step(data)
+
+        def test_step(self, data):
+            self.head(data[0])
+            return super().test_step(data)
+
+        def evaluate(self, *args, **kwargs):
+            self.evaluated += 1
+            return super().evaluate(*args, **kwargs)
+
+    data = np.ones([4, 1]), np.ones([4, 2])
+    with tfdist.AsyncStrategy().scope():
+        x = keras.Input([1])
+        model = Own(x, keras.layers.Dense(2)(x))
+        model.compile("sgd", "mse")
+    assert model.built and not fit_call.makes_all_when_built(model)
+    backup = keras.callbacks.BackupAndRestore(tmp_path)
+    callbacks.see_backups(backup)
+    backup.set_model(model)
+    backup.on_train_begin()
+    assert f"are: ['{model.head.name}']" in caplog.text
+    assert not model.optimizer.built
+    tfdist.SidecarEvaluator(model, data, verbose=0).start()
+    # First to build it, then what it has pulled.
+    assert model.evaluated == 2
+    assert fit_call.makes_all_when_built(model)
+
+
+class NeverCalled(keras.Model):
+    """A model without `call`."""
+
+    def train_step(self, data):
+        return {"loss": tf.reduce_mean(data)}
+
+
+@pytest.mark.parametrize("kind", ["servers", "all_reduce"])
+@pytest.mark.parametrize("is_late", [False, True], ids=["outside", "late"])
+def test_it_need_not_be_compiled_with_its_step_in_the_scope(kind, is_late):
+    strategy = STRATEGIES[kind]()
+    with strategy.scope():
+        model = keras.Model() if is_late else NeverCalled()
+    with strategy.scope() if is_late else contextlib.nullcontext():
+        model.compile(run_eagerly=True)
+    if is_late:
+        model.train_step = lambda data: {"loss": tf.reduce_mean(data)}
+    model.fit(np.ones([2, 3]), verbose=0)

@@ -10,6 +10,7 @@ from tfdist import compiled_parts
 from tfdist import fused_kernels
 from tfdist import guarded_steps
 from tfdist import one_replica
+from tfdist import private_keras
 from tfdist import private_keras_calls
 from tfdist import private_keras_variables
 from tfdist import private_tensorflow
@@ -166,11 +167,15 @@ class AllReduceExtended(one_replica.WorkerExtended):
             return None
         engine = self.engine
         model = private_keras_calls.model_of(frame)
+        # Where it was compiled outside the scope, or got its `train_step`
+        # later.
+        private_keras.build_in_first_step(model)
         if engine.files.is_shared:
             models.see(model, engine.files)
             callbacks.see(private_keras_calls.callbacks_of(frame), engine.files)
         if purpose != "train":
             return None
+        callbacks.see_backups(private_keras_calls.callbacks_of(frame))
         self.data_shares = number
         self._calls += 1
         engine.fits.watch(frame, running_fit.begin(frame))

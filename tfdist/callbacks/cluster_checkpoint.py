@@ -7,6 +7,7 @@ from typing import Literal
 from absl import logging
 import keras
 
+from tfdist import model_optimizers
 from tfdist import private_keras
 from tfdist.callbacks import checkpoint_files
 from tfdist.callbacks import fitted_model
@@ -115,8 +116,7 @@ class ClusterCheckpoint(keras.callbacks.Callback):
         optimizer = self.model.optimizer
         if optimizer is not None and not optimizer.built:
             _check_layers_are_built(self.model)
-            with strategy.scope():
-                optimizer.build(self.model.trainable_variables)
+            model_optimizers.build(self.model)
         self._known = known_checkpoints.of(strategy.state)
         cluster = strategy.cluster
         if cluster.is_chief or not cluster.num_ps:
@@ -316,8 +316,7 @@ def _check_layers_are_built(model):
     """
     if not private_keras.has_own_train_step(model):
         return
-    _, *layers = private_keras.with_sublayers(model)
-    unbuilt = [layer.name for layer in layers if not layer.built]
+    unbuilt = [layer.name for layer in private_keras.unbuilt_layers(model)]
     if unbuilt:
         raise ValueError(
             "Argument `model` of a ClusterCheckpoint must have layers that are "

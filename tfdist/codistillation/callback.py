@@ -146,7 +146,7 @@ class Codistillation(keras.callbacks.Callback):
         self._peers = {n: peers_lib.Peer(n) for n in self.group.peers}
         self._next = model.burn_in_steps
         self._is_ready = False
-        if self._student.built:
+        if private_keras.is_built(self._student):
             self._prepare()
 
     def _prepare(self):

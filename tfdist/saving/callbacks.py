@@ -12,7 +12,9 @@ from absl import logging
 import keras
 
 from tfdist import dynamic_subclasses
+from tfdist import model_optimizers
 from tfdist import own_callbacks
+from tfdist import private_keras
 from tfdist.cluster import waiting
 
 _RESTORE_SECONDS = 20.0
@@ -63,6 +65,43 @@ def _leave_to_chief(callback, files):
         if kind is keras.callbacks.BackupAndRestore:
             dynamic_subclasses.specialize(callback, RestoresWhileWritten)
     setattr(callback, _GIVEN, given)
+
+
+def see_backups(callbacks):
+    """Lets each `BackupAndRestore` restore an optimizer that is not built yet.
+
+    That of a model with a `train_step` of its own is not, before that step.
+
+    Args:
+      callbacks: What `fit` was given, on any task, or in one process.
+    """
+    for callback in own_callbacks.listed(callbacks):
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            dynamic_subclasses.specialize(callback, RestoresUnbuilt)
+
+
+class RestoresUnbuilt:
+    """A mixin: a `BackupAndRestore` that builds the optimizer in the scope.
+
+    Keras's does so outside of it, and only where there is a file: a worker
+    that joins later would number its variables in another way.
+    """
+
+    def on_train_begin(self, logs=None):
+        """As Keras's; warns of layers that it cannot restore."""
+        if private_keras.is_built(self.model):
+            model_optimizers.build(self.model)
+        elif self.model.built:
+            unbuilt = private_keras.unbuilt_layers(self.model)
+            logging.warning(
+                "BackupAndRestore cannot restore layers that are not built "
+                "when `fit` begins: a model with a `train_step` of its own "
+                "builds them in its first step. Call them on a batch under "
+                "`strategy.scope()`, or give their models a keras.Input. They "
+                "are: %s",
+                [layer.name for layer in unbuilt],
+            )
+        return super().on_train_begin(logs)
 
 
 class RestoresWhileWritten:

@@ -14,6 +14,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist import private_keras
+
 _POLL_SECONDS = 0.5
 
 
@@ -160,7 +162,7 @@ class SidecarEvaluator:
 
     def _build(self):
         # Variables that do not exist yet cannot be refreshed.
-        if not self._model.built:
+        if not private_keras.is_built(self._model):
             self._model.evaluate(**self._data, steps=1, verbose=0)
 
     def _evaluate(self):

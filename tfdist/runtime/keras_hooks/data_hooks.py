@@ -3,6 +3,7 @@
 import functools
 
 from tfdist import guarded_steps
+from tfdist import private_keras
 from tfdist import private_keras_calls
 from tfdist import running_fit
 from tfdist.runtime.keras_hooks import adapted_layers
@@ -31,6 +32,8 @@ def before_data(runtime, before_training, request, shares):
     if purpose not in ("train", "evaluate"):
         return None
     model = private_keras_calls.model_of(frame)
+    # Where it was compiled outside the scope, or got its `train_step` later.
+    private_keras.build_in_first_step(model)
     runtime.evaluations.restore_before(frame)
     tables = table_saving.tables_of(model, runtime.store)
     if runtime.files.is_shared or tables:
@@ -42,6 +45,7 @@ def before_data(runtime, before_training, request, shares):
         runtime.pull()
         runtime.unused_models.refuse([v.value for v in model.variables])
         return None
+    callbacks.see_backups(private_keras_calls.callbacks_of(frame))
     runtime.evaluations.check(private_keras_calls.callbacks_of(frame))
     table_saving.check(tables, private_keras_calls.callbacks_of(frame))
     running = running_fit.begin(frame)

@@ -6,6 +6,7 @@ import weakref
 from absl import logging
 
 from tfdist import model_optimizers
+from tfdist import private_keras
 from tfdist import private_keras_calls
 from tfdist.cluster import fit_progress
 
@@ -238,7 +239,8 @@ def makes_all_when_built(model):
     optimizers = model_optimizers.update_rules_of(model)
     optimizer = getattr(model, "optimizer", None)
     rule = getattr(optimizer, "inner_optimizer", optimizer)
-    return model.built and all(one is rule for one in optimizers)
+    is_built = private_keras.is_built(model)
+    return is_built and all(one is rule for one in optimizers)
 
 
 def build_optimizer(model):
@@ -247,10 +249,8 @@ def build_optimizer(model):
     Where the call is passed: those that come later are to have the numbers
     that they have on other workers.
     """
-    optimizer = getattr(model, "optimizer", None)
-    if model.built and optimizer is not None and not optimizer.built:
-        with model.distribute_strategy.scope():
-            optimizer.build(model.trainable_variables)
+    if private_keras.is_built(model):
+        model_optimizers.build(model)
 
 
 def _ids(variables):
