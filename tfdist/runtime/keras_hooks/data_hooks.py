@@ -34,6 +34,7 @@ def before_data(runtime, before_training, request, shares):
     model = private_keras_calls.model_of(frame)
     # Where it was compiled outside the scope, or got its `train_step` later.
     private_keras.build_in_first_step(model)
+    adapted_layers.see(model)
     runtime.evaluations.restore_before(frame)
     tables = table_saving.tables_of(model, runtime.store)
     if runtime.files.is_shared or tables:
