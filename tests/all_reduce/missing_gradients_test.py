@@ -18,9 +18,9 @@ def step(request):
         variables = [keras.Variable([1.0], name=name) for name in "ab"]
         optimizer = keras.optimizers.SGD(1.0)
 
-    def take(gradients):
+    def take(gradients, variables=variables):
         strategy.run(optimizer.apply, (gradients, variables))
-        return [float(variable.value[0]) for variable in variables]
+        return [float(variable.value[0]) for variable in variables or ()]
 
     return take
 
@@ -28,6 +28,11 @@ def step(request):
 def test_without_any_gradient_a_step_is_an_error(step):
     with pytest.raises(ValueError, match="No gradients provided for any"):
         step([None, None])
+
+
+def test_gradients_alone_need_an_optimizer_that_is_built(step):
+    with pytest.raises(ValueError, match="must already be built"):
+        step([tf.ones([1])], None)
 
 
 def test_a_missing_gradient_is_told(step):

@@ -66,6 +66,13 @@ class TrainingStep:
                 "tf.while_loop, which not all workers may reach: call it in "
                 "each step, such as with gradients of zero."
             )
+        if variables is None and not optimizer.built:
+            raise ValueError(
+                f"Optimizer {optimizer.name!r} must already be built to get "
+                "gradients without variables. Call "
+                "`optimizer.build(trainable_variables)` before `fit`, or pass "
+                "the variables."
+            )
         with compiled_parts.outside():
             variables = list(variables or private_keras.trained_by(optimizer))
             if not optimizer.built:
