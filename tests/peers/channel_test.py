@@ -2,6 +2,7 @@
 
 import itertools
 import types
+import weakref
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from tfdist.peers import checksums
 from tfdist.peers import engine
 from tfdist.peers import flat
 from tfdist.peers import messages
+from tfdist.peers import transport as transport_lib
 from tfdist.peers.roster import Roster
 from tfdist.strategies.fault_tolerance import FaultTolerance
 
@@ -292,6 +294,28 @@ def test_no_step_waits_for_a_thread_that_has_failed(receiver):
     )
     with pytest.raises(RuntimeError, match="has failed"):
         engine.PeerEngine.read_told(worker)
+
+
+def test_a_thread_keeps_no_messages_that_it_has_handed_out():
+    one = object.__new__(transport_lib.Transport)
+    one._pace, handed_out, kept = 0.0, [], []
+    one.outbox = types.SimpleNamespace(size=lambda handle: 0)
+    one.senders = [types.SimpleNamespace(worker=1, put=handed_out.append)]
+
+    def taken(handle):
+        if handed_out:
+            ((update,),) = handed_out
+            vector = weakref.ref(update.values)
+            handed_out.clear()
+            del update
+            kept.append(vector() is not None)
+            raise tf.errors.CancelledError(None, None, "closed")
+        header = np.zeros([messages.header_length(2)], np.int64)
+        return messages.PeerUpdate(header, np.ones([2]), np.zeros([0]))
+
+    one._taken = taken
+    one._hand_out_all(None)
+    assert kept == [False]
 
 
 def test_a_step_that_changes_nothing_sends_nothing(receiver):

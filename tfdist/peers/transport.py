@@ -118,11 +118,16 @@ class Transport:
                 return
             more = range(int(self.outbox.size(handle)))
             updates += [self._taken(handle) for _ in more]
-            for one in self.senders:
-                if its := self._updates_for(one.worker, updates):
-                    one.put(its)
-            self._dispatched = updates[-1].last
+            self._hand_out(updates)
+            # Up to 64 vectors, while it waits for the next one.
+            del updates
             time.sleep(self._pace)
+
+    def _hand_out(self, updates):
+        for one in self.senders:
+            if its := self._updates_for(one.worker, updates):
+                one.put(its)
+        self._dispatched = updates[-1].last
 
     def _taken(self, handle):
         tensors = self.outbox.take(handle)
