@@ -1,7 +1,9 @@
 """What `tf.random` draws in the steps of workers that have the same seed."""
 
 import contextlib
+import types
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -48,9 +50,77 @@ def test_strategies_use_it(name, monkeypatch):
     @contextlib.contextmanager
     def note(worker):
         workers.append(worker)
-        yield
+        yield None
 
     monkeypatch.setattr(one_replica, "own_random_numbers", note)
     strategy = getattr(tfdist, name)()
     tf.function(lambda: strategy.run(lambda: tf.random.normal([])))()
     assert workers == [0]
+
+
+class Noisy(keras.optimizers.SGD):
+    """Adds noise to each gradient, as Langevin dynamics do."""
+
+    def __init__(self, by_keras):
+        super().__init__(1.0)
+        self.seed = keras.random.SeedGenerator(3) if by_keras else None
+
+    def update_step(self, gradient, variable, learning_rate):
+        if self.seed is None:
+            noise = tf.random.normal(tf.shape(gradient))
+        else:
+            noise = keras.random.normal([1], seed=self.seed)
+        super().update_step(gradient + noise, variable, learning_rate)
+
+
+def _trained(kind, worker, monkeypatch, by_keras, takes_part=(True, True)):
+    """A weight after a worker's steps, in some of which it has no batch."""
+    tf.random.set_seed(5)
+    own = one_replica.own_random_numbers
+    strategy = kind()
+    with monkeypatch.context() as patch:
+        patch.setattr(one_replica, "own_random_numbers", lambda _: own(worker))
+        patch.setattr(
+            strategy._engine,
+            "config",
+            types.SimpleNamespace(worker_id=worker, is_worker=True),
+        )
+        with strategy.scope():
+            weight, optimizer = keras.Variable([0.0]), Noisy(by_keras)
+        step = tf.function(
+            lambda: strategy.run(
+                lambda: optimizer.apply([tf.zeros([1])], [weight])
+            )
+        )
+        for has_batch in takes_part:
+            if has_batch:
+                step()
+            else:
+                (lane,) = strategy._engine._lanes.values()
+                lane.follow(present=1.0, gradients=1.0)
+    return float(weight[0])
+
+
+@pytest.mark.parametrize("by_keras", [False, True])
+def test_all_make_the_same_noisy_update(by_keras, monkeypatch):
+    first, second = (
+        _trained(tfdist.AllReduceStrategy, worker, monkeypatch, by_keras)
+        for worker in range(2)
+    )
+    assert first == second
+    if by_keras:  # Of `tf.random` each traced step has a state of its own.
+        takes_part = True, False
+        alone = _trained(
+            tfdist.AllReduceStrategy, 1, monkeypatch, by_keras, takes_part
+        )
+        assert alone == pytest.approx(first, rel=1e-6)
+
+
+@pytest.mark.parametrize("by_keras", [False, True])
+@pytest.mark.parametrize("name", ["PeerToPeerStrategy", "GossipStrategy"])
+def test_each_peer_makes_a_noisy_update_of_its_own(name, by_keras, monkeypatch):
+    kind = getattr(tfdist, name)
+    first, second = (
+        _trained(kind, worker, monkeypatch, by_keras) for worker in range(2)
+    )
+    assert first != second

@@ -358,17 +358,36 @@ def own_random_numbers(worker):
 
     Args:
       worker: Its number; the first draws what plain Keras would.
+
+    Yields:
+      The seed that all workers have, for `common_random_numbers`, or None.
     """
     graph = tf.compat.v1.get_default_graph()
-    seed = None if tf.executing_eagerly() else graph.seed
-    if seed is None or not worker:
+    common = None if tf.executing_eagerly() else graph.seed
+    if common is None:
+        yield None
+        return
+    own = variable_names.seed_of(worker, common) if worker else common
+    with common_random_numbers(own):
+        yield common
+
+
+@contextlib.contextmanager
+def common_random_numbers(seed):
+    """Scope in which `tf.random` draws what it draws on all other workers.
+
+    Args:
+      seed: As from `own_random_numbers`; None changes nothing.
+    """
+    if seed is None:
         yield
         return
-    graph.seed = variable_names.seed_of(worker, seed)
+    graph = tf.compat.v1.get_default_graph()
+    before, graph.seed = graph.seed, seed
     try:
         yield
     finally:
-        graph.seed = seed
+        graph.seed = before
 
 
 def tensors_in(structure):

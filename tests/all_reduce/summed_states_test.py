@@ -121,6 +121,27 @@ def test_a_step_without_an_optimizer_shares_the_weights_that_it_trains(
     assert found is weight and has_trained
 
 
+def test_a_step_counts_once_if_another_assigns_the_same_by_hand():
+    strategy = tfdist.AllReduceStrategy()
+    with strategy.scope():
+        weight, other = tf.Variable(5.0), keras.Variable(0.0)
+        optimizer = keras.optimizers.SGD()
+
+    def by_hand():
+        with tf.GradientTape() as tape:
+            loss = weight * weight
+        weight.assign_sub(0.25 * tape.gradient(loss, weight))
+
+    def by_an_optimizer():
+        optimizer.apply([tf.ones([])], [other])
+        by_hand()
+
+    for step in (by_hand, by_an_optimizer):
+        strategy.run(step)
+    assert float(weight) == 5.0 / 4
+    assert strategy.journal.count == 2
+
+
 def test_state_of_a_step_that_trains_nothing_stays_a_workers_own(monkeypatch):
     strategy, warnings = tfdist.AllReduceStrategy(), []
     monkeypatch.setattr(

@@ -123,12 +123,20 @@ class AllReduceExtended(one_replica.WorkerExtended):
         own_numbers = one_replica.own_random_numbers(
             self.engine.config.worker_id
         )
-        with one_replica.foreign_objects_explained(), own_numbers, inputs:
+        with (
+            one_replica.foreign_objects_explained(),
+            own_numbers as common_seed,
+            inputs,
+        ):
             if purpose in ("test", "predict"):
                 # A layer that assigns state then does so on this worker.
                 with self.engine.evaluating():
                     return compiled_parts.call(fn, args, kwargs)
-            step = step_lib.TrainingStep(self.engine, trains=purpose == "train")
+            step = step_lib.TrainingStep(
+                self.engine,
+                trains=purpose == "train",
+                common_seed=common_seed,
+            )
             with self.engine.recording(step, model):
                 return compiled_parts.call(fn, args, kwargs)
 

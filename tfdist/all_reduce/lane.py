@@ -32,10 +32,6 @@ class Lane:
       variables: Keras variables that it trains, a list.
       states: List of `WorkerVariable` that are assigned by other code.
       have_rows: For each of `variables`, whether its gradient travels as rows.
-
-    Attributes:
-      counts_as_step: Whether the journal has its steps: those of an optimizer,
-        or of a step that has none.
     """
 
     def __init__(self, engine, optimizer, variables, states, have_rows):
@@ -43,7 +39,6 @@ class Lane:
         self.optimizer = optimizer
         self.variables = variables
         self.states = states
-        self.counts_as_step = optimizer is not None
         self._have_rows = have_rows
         dense, tables = self._parted([plain(v) for v in variables])
         # All that travels in vectors, of which gradients are the first.
@@ -128,13 +123,15 @@ class Lane:
         """Variables whose values all workers have to hold before a step."""
         return self.shared
 
-    def step(self, gradients, before):
+    def step(self, gradients, before, counts_as_step):
         """Builds a step, or takes it when executing eagerly.
 
         Args:
           gradients: Tensors, or `tf.IndexedSlices`, one for each of
             `variables`.
           before: Values of `states` before the step, tensors.
+          counts_as_step: Whether the journal has it: steps of an optimizer, or
+            of a training step that has none.
         """
         gradients, slices = self._parted(gradients)
         states = [state.read_value() for state in self.states]
@@ -158,7 +155,7 @@ class Lane:
         finish = self._finish_eagerly if eagerly else self._finish
         tail = finish(sums, before)
         self._engine.note(tail)
-        if self.counts_as_step:
+        if counts_as_step:
             self._engine.journal.write(
                 began=began,
                 ended=tail.present,

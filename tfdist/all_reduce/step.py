@@ -19,14 +19,18 @@ class TrainingStep:
     Args:
       engine: The `Engine`.
       trains: Whether it is a training step even without an optimizer.
+      common_seed: That of `tf.random` on all workers, or None; see
+        `one_replica.common_random_numbers`.
 
     Attributes:
       lanes: List of `Lane`, in the order of the step.
     """
 
-    def __init__(self, engine, trains):
+    def __init__(self, engine, trains, common_seed=None):
         self._engine = engine
         self._trains = trains
+        # Where each worker makes an update of its own, it draws for itself.
+        self._common_seed = common_seed if engine.updates_alike else None
         self._graph = tf.compat.v1.get_default_graph()
         self._eagerly = tf.executing_eagerly()
         # Shared state assigned since the last lane, and its values before.
@@ -108,11 +112,11 @@ class TrainingStep:
             states,
             [isinstance(one, tf.IndexedSlices) for one in gradients],
         )
-        if not self.lanes:
-            # A step that trains without an optimizer is one all the same.
-            lane.counts_as_step = True
+        # A step that trains without an optimizer is one all the same.
+        counts = optimizer is not None or not self.lanes
         self.lanes.append(lane)
-        lane.step(gradients, [before for _, before in assigned])
+        with one_replica.common_random_numbers(self._common_seed):
+            lane.step(gradients, [before for _, before in assigned], counts)
 
     def finish(self):
         """Called when the user's step has returned."""

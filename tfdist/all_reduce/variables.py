@@ -109,7 +109,9 @@ class WorkerVariable(private_tensorflow.ResourceVariable):
         return variable_names.is_seed(self.name)
 
     def spread_seed(self, worker):
-        """See `variable_names.spread_seed`."""
+        """See `variable_names.spread_seed`; an optimizer's is that of all."""
+        if self.kind is Kind.OPTIMIZER and self._engine.updates_alike:
+            return
         state = variable_names.spread_seed(self.numpy(), worker)
         self.assign(tf.constant(state, self.dtype))
 

@@ -81,14 +81,15 @@ class PeerLane:
         """Variables whose values all workers have to hold before a step."""
         return self._plain
 
-    def step(self, gradients, before):
+    def step(self, gradients, before, counts_as_step):
         """Builds a step, or takes it when executing eagerly.
 
         Args:
           gradients: Tensors, one for each of `variables`.
           before: Unused: state that a step assigns is the worker's own.
+          counts_as_step: Unused: each has an optimizer, and counts.
         """
-        del before
+        del before, counts_as_step
         if tf.executing_eagerly():
             self._step_eagerly(gradients)
         else:
