@@ -62,6 +62,11 @@ RENAMED = {
         "the local variable `callbacks` of `keras.Model.gone`",
     ),
     "the call that builds": ("_BUILDS", "_gone", "`keras.Model._gone`"),
+    "the call for shapes": (
+        "_COMPUTES_SHAPES",
+        "_gone",
+        "`keras.Layer._gone`, which calls Keras's function of that name",
+    ),
 }
 
 
@@ -95,6 +100,34 @@ def test_a_tool_around_fit_is_looked_through(monkeypatch):
     )
     private_keras_calls.check.cache_clear()
     private_keras_calls.check()
+
+
+@pytest.mark.parametrize("makes_block", [False, True])
+def test_a_call_for_shapes_is_told_from_others(makes_block):
+    """Of a model with an input, and of a layer of layers without `build`."""
+    seen = []
+
+    class Looks(keras.layers.Layer):
+        def call(self, x):
+            seen.append(private_keras_calls.is_computing_shapes())
+            return x
+
+    class Block(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.inner = [Looks(), keras.layers.Dense(1)]
+
+        def call(self, x):
+            for layer in self.inner:
+                x = layer(x)
+            return x
+
+    layer = Block() if makes_block else Looks()
+    if not makes_block:
+        layer(keras.Input([1]))
+    tf.function(lambda x: layer(x))(tf.ones([1, 1]))
+    assert seen[0]
+    assert seen[1:] and not any(seen[1:])
 
 
 @pytest.fixture

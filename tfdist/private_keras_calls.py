@@ -7,9 +7,10 @@ package that reads local variables of Keras's frames
 (`tests/words/architecture_test.py`). `private_keras_variables` reads them with
 its functions.
 
-All names that it relies on are in `_VARIABLES` and `_BUILDS`. `check` compares
-them with the installed Keras when a strategy is made, and refuses a Keras that
-lacks one: validation data would be shared out over the workers without a word.
+All names that it relies on are in `_VARIABLES`, `_BUILDS` and
+`_COMPUTES_SHAPES`. `check` compares them with the installed Keras when a
+strategy is made, and refuses a Keras that lacks one: validation data would be
+shared out over the workers without a word.
 `tests/private_keras_calls_test.py` has a canary for each function.
 """
 
@@ -83,6 +84,14 @@ def check():
             missing.append(f"`callbacks = ...` in `keras.Model.{method}`")
     if not hasattr(keras.Model, _BUILDS):
         missing.append(f"`keras.Model.{_BUILDS}`")
+    # The first of the methods calls the function, and the others call it.
+    methods = [vars(one).get(_COMPUTES_SHAPES) for one in keras.Layer.__mro__]
+    methods = [method for method in methods if method is not None]
+    if not methods or _COMPUTES_SHAPES not in methods[-1].__code__.co_names:
+        missing.append(
+            f"`keras.Layer.{_COMPUTES_SHAPES}`, which calls Keras's function "
+            "of that name"
+        )
     if missing:
         raise unknown_keras(", ".join(missing))
 

@@ -173,14 +173,41 @@ class OwnStep(keras.Model):
         return super().train_step(data)
 
 
+class Block(keras.layers.Layer):
+    """Layers in a layer without `build`, which Keras calls to build them."""
+
+    def __init__(self, *layers):
+        super().__init__()
+        self.layers = layers
+
+    def call(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+MODELS = {
+    "plain": lambda *layers: keras.Sequential(layers),
+    "with_input": lambda *layers: keras.Sequential([keras.Input([1]), *layers]),
+    "own_step": OwnStep,
+    "own_step_of_block": lambda *layers: OwnStep(Block(*layers)),
+}
+
+
 @pytest.mark.parametrize(
-    "build", [lambda *layers: keras.Sequential(layers), OwnStep]
+    ("kind", "model", "eagerly"),
+    [
+        *(("servers", model, False) for model in MODELS),
+        ("all_reduce", "own_step_of_block", True),
+    ],
 )
-def test_keras_may_build_a_layer_that_assigns_a_tf_variable(build):
-    with tfdist.AsyncStrategy().scope():
+def test_keras_may_build_a_layer_that_assigns_a_tf_variable(
+    kind, model, eagerly
+):
+    with STRATEGIES[kind]().scope():
         counts = Counts()
-        model = build(counts, keras.layers.Dense(1))
-        model.compile("sgd", "mse")
+        model = MODELS[model](counts, keras.layers.Dense(1))
+        model.compile("sgd", "mse", run_eagerly=eagerly)
     model.fit(np.ones([6, 1]), np.ones([6, 1]), batch_size=2, verbose=0)
     assert float(counts.calls) == 3.0
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdist import model_optimizers
 from tfdist import one_replica
+from tfdist import private_keras_calls
 from tfdist import private_tensorflow
 from tfdist import variable_names
 from tfdist.saving import models
@@ -133,11 +134,17 @@ class WorkerVariable(private_tensorflow.ResourceVariable):
         return update.read(self, read)
 
 
+def _is_for_shapes():
+    """Whether Keras builds a layer, in a graph that never runs."""
+    is_graph = not tf.executing_eagerly()
+    return is_graph and private_keras_calls.is_computing_shapes()
+
+
 def _noted(name):
     method = getattr(private_tensorflow.ResourceVariable, name)
 
     def assign(self, *args, **kwargs):
-        if self.kind is not Kind.OWN:
+        if self.kind is not Kind.OWN and not _is_for_shapes():
             self._engine.before_assignment(self)
         if self._engine.update is not None:
             self._engine.update.before_assignment(self)
