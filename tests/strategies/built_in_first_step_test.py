@@ -300,6 +300,7 @@ def test_a_model_with_a_head_that_is_not_built_is_not_built(tmp_path, caplog):
     assert f"are: ['{model.head.name}']" in caplog.text
     assert not model.optimizer.built
     tfdist.SidecarEvaluator(model, data, verbose=0).start()
+    assert "in the order of its `test_step`" in caplog.text
     # First to build it, then what it has pulled.
     assert model.evaluated == 2
     assert fit_call.makes_all_when_built(model)

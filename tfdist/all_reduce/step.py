@@ -74,8 +74,8 @@ class TrainingStep:
             raise ValueError(
                 f"Optimizer {optimizer.name!r} must already be built to get "
                 "gradients without variables. Call "
-                "`optimizer.build(trainable_variables)` before `fit`, or pass "
-                "the variables."
+                "`optimizer.build(trainable_variables)` in `strategy.scope()` "
+                "before the first step, or pass the variables."
             )
         with compiled_parts.outside():
             variables = list(variables or private_keras.trained_by(optimizer))

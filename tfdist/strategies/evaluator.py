@@ -163,6 +163,16 @@ class SidecarEvaluator:
     def _build(self):
         # Variables that do not exist yet cannot be refreshed.
         if not private_keras.is_built(self._model):
+            if private_keras.has_own_train_step(self._model):
+                logging.warning(
+                    "SidecarEvaluator builds the layers of model %r in the "
+                    "order of its `test_step`, and those who train in that of "
+                    "its `train_step`. If these differ, layers of the same "
+                    "shapes get each other's weights. Build the layers in the "
+                    "script, on all tasks: call them on a batch under "
+                    "`strategy.scope()`, or give their models a keras.Input.",
+                    self._model.name,
+                )
             self._model.evaluate(**self._data, steps=1, verbose=0)
 
     def _evaluate(self):

@@ -209,6 +209,29 @@ def test_a_model_that_differs_from_that_of_a_snapshot_is_refused(may_lack):
     assert ("remove `snapshot_dir`" in str(refused.value)) == may_lack
 
 
+def test_layers_that_are_built_in_another_order_are_refused():
+    strategy = tfdist.AsyncStrategy()
+    with strategy.scope():
+        made = [keras.Variable([1.0], name=name) for name in ("one", "two")]
+    strategy.commit()
+    store = strategy._runtime.store
+
+    @tf.function(autograph=False)
+    def sign():
+        for number, name in enumerate(["two", "one"]):
+            tf.raw_ops.AssignVariableOp(
+                resource=store.resource(
+                    0, f"signature/{number}", tf.string, []
+                ),
+                value=f"{name} parameter float32 [1]",
+            )
+
+    sign()
+    with pytest.raises(ModelMismatchError, match="0: here one.*; there two"):
+        joined(strategy._runtime, may_lack=False).commit()
+    assert len(made) == len(store.variables)
+
+
 def test_what_workers_have_freed_is_not_filled():
     runtime, model = trained()
     freed = list(runtime.store.variables)[: len(model.weights)]

@@ -41,6 +41,8 @@ class FirstValues:
         self._gradient_counts = gradient_counts
         self._unused_models = unused_models
         self._checked = 0
+        # By ordinal: signatures here and there, of all but slots.
+        self._compared = {}
 
     def held(self):
         """Number of variables that the servers hold, an int."""
@@ -345,6 +347,34 @@ class FirstValues:
                     f"there {theirs}. All workers have to build the same "
                     f"model and optimizer in the same order.{hint}"
                 )
+            if variable.role is not Role.SLOT:
+                self._compared[variable.ordinal] = mine, theirs
+        _check_order(self._compared)
+
+
+def _check_order(compared):
+    """Refuses variables that have the names of the chief's in another order.
+
+    Names may differ where models do not (see `_meaning`), but the same ones
+    belong to the same layers. They come in another order if two workers first
+    trace different steps of a model that is built in its first step.
+
+    Args:
+      compared: Dict of ordinals to two signatures: this worker's and the
+        chief's.
+    """
+    mine, theirs = [[pair[n] for pair in compared.values()] for n in (0, 1)]
+    if mine == theirs or sorted(mine) != sorted(theirs):
+        return
+    first = next(n for n, (one, other) in compared.items() if one != other)
+    one, other = compared[first]
+    raise ModelMismatchError(
+        "This worker builds its layers in another order than the chief. First "
+        f"difference, variable {first}: here {one}; there {other}. A model "
+        "with a `train_step` of its own is built by the first step that calls "
+        "its layers: call or evaluate it before `fit` on all workers or on "
+        "none, or build its layers in the same order on all."
+    )
 
 
 def _are_initialized(handles):
