@@ -88,6 +88,22 @@ def test_it_is_known_who_wrote_a_train_step():
     assert private_keras.has_own_train_step(NeverCalled())
 
 
+def test_it_is_known_what_a_first_step_has_yet_to_build():
+    x = keras.Input([3])
+    model = keras.Model(x, keras.layers.Dense(2)(x))
+    model.head = keras.layers.Dense(1)
+    # It has nothing to build.
+    model.flips = keras.Sequential([keras.layers.RandomFlip()])
+    assert private_keras.unbuilt_layers(model) == [model.head]
+    assert model.built and private_keras.is_built(model)
+    model.train_step = lambda data: {}
+    assert not private_keras.is_built(model)
+    model.head.build([None, 1])
+    assert private_keras.is_built(model)
+    model.built = False
+    assert not private_keras.is_built(model)
+
+
 @pytest.mark.parametrize("is_scaled", [False, True])
 def test_updates_are_counted_by_a_variable(is_scaled):
     optimizer = keras.optimizers.SGD(gradient_accumulation_steps=2)
