@@ -101,6 +101,9 @@ class RestoresUnbuilt:
                 "are: %s",
                 [layer.name for layer in unbuilt],
             )
+            # It may be that no step uses them either.
+            with self.model.distribute_strategy.scope():
+                return super().on_train_begin(logs)
         return super().on_train_begin(logs)
 
 
