@@ -57,6 +57,42 @@ def test_variables_are_read_and_restored_by_what_ours_override():
     assert variables.ReplicaVariable.__mro__[1] is kind
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda variable: variable * 1.0,
+        lambda variable: tf.gather(variable, [0]),
+        lambda variable: tf.gather_nd(variable, [[0]]),
+    ],
+)
+@pytest.mark.parametrize("traced_before", [False, True])
+def test_a_variable_is_asked_under_a_tape_whether_it_is_trained(
+    use, traced_before
+):
+    seen = []
+
+    class Seen(private_tensorflow.ResourceVariable):
+        @property
+        def trainable(self):
+            seen.append(private_tensorflow.is_under_tape())
+            return super().trainable
+
+    variable = Seen([3.0])
+    function = tf.function(lambda: use(variable))
+    if traced_before:
+        function()
+        assert seen and not any(seen)
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = function()
+        return tape.gradient(loss, variable)
+
+    step()
+    assert any(seen)
+
+
 class Steps:
     """Methods that are functions of TensorFlow's."""
 

@@ -15,6 +15,7 @@ from tensorflow.python.data.experimental.ops import (
     distribute as _data_distribute,
 )
 from tensorflow.python.eager import context
+from tensorflow.python.eager import record
 from tensorflow.python.eager.polymorphic_function import tf_method_target
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import control_flow_util
@@ -205,6 +206,11 @@ def is_in_branch(graph):
             return True
         inner = getattr(inner, "outer_graph", None)
     return False
+
+
+def is_under_tape():
+    """Whether a `tf.GradientTape` records; in public only its maker knows."""
+    return record.could_possibly_record()
 
 
 def is_in_custom_gradient():

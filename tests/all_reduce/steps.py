@@ -164,9 +164,14 @@ def a_loop_without_an_optimizer(strategy, worker):
     with strategy.scope():
         weight = tf.Variable(0.0)
 
+    def train(x):
+        with tf.GradientTape() as tape:
+            loss = x * weight
+        weight.assign_sub(tape.gradient(loss, weight))
+
     @tf.function
-    def step(gradient):
-        strategy.run(lambda: weight.assign_sub(gradient))
+    def step(x):
+        strategy.run(train, args=(x,))
 
     for gradient in GRADIENTS[worker]:
         step(tf.constant(float(gradient)))

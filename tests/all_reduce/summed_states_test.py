@@ -92,8 +92,9 @@ def test_a_trained_weight_that_a_step_assigns_is_the_mean(monkeypatch):
     assert float(weight) == (4 - 1) / 2
 
 
+@pytest.mark.parametrize("is_traced", [False, True])
 def test_a_step_without_an_optimizer_shares_the_weights_that_it_trains(
-    monkeypatch,
+    monkeypatch, is_traced
 ):
     strategy = tfdist.AllReduceStrategy()
     # Another worker's weight, which comes first, is more by 2.
@@ -113,7 +114,20 @@ def test_a_step_without_an_optimizer_shares_the_weights_that_it_trains(
             (*variables, has_trained)
         ),
     )
-    strategy.run(lambda: weight.assign_sub(1.0))
+    square = tf.function(lambda: 0.1 * weight * weight)
+    square()
+
+    def train():
+        with tf.GradientTape() as tape:
+            loss = square()
+        weight.assign_sub(tape.gradient(loss, weight))
+
+    def step():
+        strategy.run(train)
+
+    if is_traced:
+        step = tf.function(step)
+    step()
     assert float(weight) == 4 + 1
     monkeypatch.setattr(strategy._engine, "follow", lambda *_, **__: OVER)
     strategy.barrier()
@@ -142,6 +156,25 @@ def test_a_step_counts_once_if_another_assigns_the_same_by_hand():
     assert strategy.journal.count == 2
 
 
+@pytest.mark.parametrize("is_traced_before", [False, True])
+def test_workers_wait_for_each_other_whatever_each_has_traced(is_traced_before):
+    strategy = tfdist.AllReduceStrategy()
+    with strategy.scope():
+        weight = tf.Variable(5.0)
+
+    @tf.function
+    def gradient():
+        with tf.GradientTape() as tape:
+            loss = weight * weight
+        return tape.gradient(loss, weight)
+
+    if is_traced_before:
+        gradient()
+    tf.function(strategy.run)(lambda: weight.assign_sub(0.25 * gradient()))
+    assert float(weight) == 2.5
+    assert strategy.journal.count == 0
+
+
 def test_state_of_a_step_that_trains_nothing_stays_a_workers_own(monkeypatch):
     strategy, warnings = tfdist.AllReduceStrategy(), []
     monkeypatch.setattr(
@@ -150,11 +183,26 @@ def test_state_of_a_step_that_trains_nothing_stays_a_workers_own(monkeypatch):
         lambda text, *a: warnings.append(text % a),
     )
     with strategy.scope():
-        counts = Counts()
+        counts = Counts(name="counts")
+        masked = keras.layers.Dense(1, name="masked")
         counts.build([1])
+        masked.build([None, 1])
+        total = tf.Variable(0.0)
     strategy._engine.num_workers = 2
-    for _ in range(2):
-        strategy.run(lambda: counts(tf.ones([1])))
-    (warning,) = warnings
-    assert "in which no optimizer takes a step" in warning
+
+    def add():
+        total.assign_add(1.0)
+
+    def sample():
+        masked.kernel.assign(0.0 * masked.kernel)
+
+    steps = (lambda: counts(tf.ones([1]))), add, sample
+    for step in steps * 2:
+        strategy.run(step)
+    assert float(total) == 2.0
+    assert len(warnings) == len(steps)
+    names = "counts/variable", "Variable:0 ()", "masked/kernel:0 (1, 1)"
+    for warning, name in zip(warnings, names, strict=True):
+        assert name in warning
+        assert "in which no optimizer takes a step" in warning
     assert strategy.journal.count == 0

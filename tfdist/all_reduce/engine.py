@@ -70,7 +70,6 @@ class Engine:
         self._states = {}
         # Steps of this worker when all had last met.
         self._met_at = 0
-        self._has_warned = False
         self.variables = []
 
     def replica_context(self):
@@ -163,6 +162,15 @@ class Engine:
         elif tf.executing_eagerly():
             self.fits.before_write(variable)
 
+    def before_access(self, variable):
+        """Called before a variable is read, and whenever else it is looked at.
+
+        Args:
+          variable: A `WorkerVariable`.
+        """
+        if self._step is not None and private_tensorflow.is_under_tape():
+            self._step.note_under_tape(variable)
+
     def warn_of_own_state(self, variables):
         """Called when a step that trains nothing has assigned shared state.
 
@@ -171,14 +179,23 @@ class Engine:
         Args:
           variables: List of `WorkerVariable`.
         """
-        if self.num_workers == 1 or self._has_warned:
+        new = [
+            variable for variable in variables if not variable.is_told_as_own
+        ]
+        if self.num_workers == 1 or not new:
             return
-        self._has_warned = True
+        for variable in new:
+            variable.is_told_as_own = True
+        # Weights first.
+        new.sort(key=lambda one: not one_replica.is_trainable(one))
         logging.warning(
             "%s is assigned in a step in which no optimizer takes a step: "
-            "each worker keeps the value of its own batches. If all are to "
-            "have the mean, call the optimizer in the same strategy.run.",
-            ", ".join(variable.name for variable in variables[:3]),
+            "each worker keeps the value of its own batches, as is right in "
+            "an evaluation. If all are to have the mean, take the step of a "
+            "Keras optimizer in the same strategy.run or, of a weight, the "
+            "gradient with a tf.GradientTape. A tf.Variable that is no weight "
+            "is made with trainable=False.",
+            ", ".join(f"{one.name} {one.shape}" for one in new[:3]),
         )
 
     def lane_of(self, optimizer, variables, states, have_rows):

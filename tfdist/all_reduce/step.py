@@ -35,6 +35,11 @@ class TrainingStep:
         self._eagerly = tf.executing_eagerly()
         # Shared state assigned since the last lane, and its values before.
         self._assigned = {}
+        # Ids of variables that were used under a `tf.GradientTape`, each with
+        # the graph that was being built.
+        self._under_tape = set()
+        # Whether it has assigned such a weight, and so may wait for others.
+        self._has_trained = False
         self.lanes = []
 
     def note(self, variable):
@@ -52,6 +57,8 @@ class TrainingStep:
                 "that while it is traced alone. Call it without tf.function, "
                 "or trace the whole step."
             )
+        if not self._has_trained:
+            self._has_trained = self._is_trained(variable)
         if id(variable) in self._assigned:
             return
         if self._eagerly:
@@ -61,6 +68,24 @@ class TrainingStep:
             with self._graph.as_default():
                 before = variable.read_value()
         self._assigned[id(variable)] = variable, before
+
+    def note_under_tape(self, variable):
+        """Called when a variable is used under a `tf.GradientTape`."""
+        graph = tf.compat.v1.get_default_graph()
+        self._under_tape.add((id(variable), graph))
+
+    def _is_trained(self, variable):
+        """Whether a variable was used under a tape where it is assigned.
+
+        If that was within a function, it does not tell: another worker may
+        have traced the function before.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        while graph is not None:
+            if (id(variable), graph) in self._under_tape:
+                return one_replica.is_trainable(variable)
+            graph = getattr(graph, "outer_graph", None)
+        return False
 
     def apply(self, optimizer, grads, variables):
         """Takes the step of an optimizer, in the place of Keras's `apply`."""
@@ -119,12 +144,15 @@ class TrainingStep:
             lane.step(gradients, [before for _, before in assigned], counts)
 
     def finish(self):
-        """Called when the user's step has returned."""
+        """Called when the user's step has returned.
+
+        Without a step of an optimizer or a gradient it may be one that samples
+        or evaluates, for which a worker that takes it alone must not wait.
+        """
         assigned = [variable for variable, _ in self._assigned.values()]
         if not assigned:
             return
-        trains = self._trains or self.lanes
-        if trains or any(map(one_replica.is_trainable, assigned)):
+        if self._trains or self.lanes or self._has_trained:
             with compiled_parts.outside():
                 self._add_lane(None, [], [])
         else:

@@ -64,6 +64,8 @@ class WorkerVariable(private_tensorflow.ResourceVariable):
         self.kind = kind
         # Whether all workers have held the same value of it.
         self.is_agreed = False
+        # Whether a warning has said that steps assign it on this worker alone.
+        self.is_told_as_own = False
         # Whether it is the engine's own, which Keras does not save.
         self.is_hidden = False
         # Of an optimizer's number of steps: the steps of an update of own
@@ -115,6 +117,15 @@ class WorkerVariable(private_tensorflow.ResourceVariable):
             return
         state = variable_names.spread_seed(self.numpy(), worker)
         self.assign(tf.constant(state, self.dtype))
+
+    @property
+    def trainable(self):
+        """Whether tapes watch it: TensorFlow asks at each access.
+
+        It asks also where a function is called that was traced before.
+        """
+        self._engine.before_access(self)
+        return super().trainable
 
     def __tf_tracing_type__(self, context):
         stock = super().__tf_tracing_type__(context)
