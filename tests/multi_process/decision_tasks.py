@@ -70,18 +70,21 @@ def data(*values):
 class Program:
     """One strategy and one model, which several calls of `fit` train."""
 
-    def __init__(self, method, value, **kwargs):
+    def __init__(self, method, value, worker_timeout=60.0, **kwargs):
         """Makes them.
 
         Args:
             method: a key of `METHODS`.
             value: by worker, of its batches.
+            worker_timeout: so that nobody is gone for being slow.
             **kwargs: of the strategy.
         """
         self.method = method
         self.strategy = METHODS[method](
-            # So that nobody is gone for being slow.
-            **{"start_timeout": 60.0, "worker_timeout": 60.0, **kwargs}
+            fault_tolerance=tfdist.FaultTolerance(
+                start_timeout=60.0, worker_timeout=worker_timeout
+            ),
+            **kwargs,
         )
         self.is_chief = self.strategy.cluster.is_chief
         self.worker = self.strategy.cluster.worker_id

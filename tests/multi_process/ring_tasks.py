@@ -25,8 +25,9 @@ def train(communication):
     """
     common = {
         "communication": communication,
-        "start_timeout": 60.0,
-        "worker_timeout": 60.0,
+        "fault_tolerance": tfdist.FaultTolerance(
+            start_timeout=60.0, worker_timeout=60.0
+        ),
         "seed": 1,
         "synchronization": tfdist.synchronization.Sync(),
     }

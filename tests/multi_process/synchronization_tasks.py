@@ -16,12 +16,15 @@ from tfdist import synchronization
 SHAPES = ((7,), (3, 5))  # One on each of two servers.
 
 
-def strategy_of(method, arguments, late=False, **kwargs):
+def strategy_of(method, arguments, late=False, decisions="chief", **tolerance):
     """A strategy with the method of that name."""
     return tfdist.ParameterServerStrategy(
         synchronization=getattr(synchronization, method)(**arguments),
         correction=correction.InverseStaleness() if late else None,
-        **{"start_timeout": 60.0, **kwargs},
+        decisions=decisions,
+        fault_tolerance=tfdist.FaultTolerance(
+            **{"start_timeout": 60.0, **tolerance}
+        ),
     )
 
 
