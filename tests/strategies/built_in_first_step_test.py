@@ -128,14 +128,14 @@ SETTINGS = {
     "compiled": {"jit_compile": True},
     "several": {"steps_per_execution": 2},
 }
-SOME = [("servers", ""), ("all_reduce", "")]
+SOME = [("servers", ""), ("all_reduce", ""), ("local", "eager")]
 OTHERS = [
     *((kind, "") for kind in STRATEGIES if (kind, "") not in SOME),
     *(
         (kind, setting)
         for kind in ("servers", "all_reduce", "local")
         for setting in SETTINGS
-        if setting
+        if setting and (kind, setting) not in SOME
     ),
 ]
 
@@ -143,8 +143,10 @@ OTHERS = [
 @pytest.mark.parametrize(("kind", "setting"), nightly.also(SOME, OTHERS))
 def test_trains_as_without_a_strategy(kind, setting):
     found = _train(STRATEGIES[kind]().scope(), **SETTINGS[setting])
-    # XLA itself would draw other random numbers.
-    assert_same(found, _plain("" if setting == "compiled" else setting))
+    # XLA itself would draw other random numbers. Adam divides by the size of
+    # gradients, and so makes more of how sums are rounded.
+    plain = _plain("" if setting == "compiled" else setting)
+    assert_same(found, plain, tolerance=1e-4)
 
 
 class Counts(keras.layers.Layer):

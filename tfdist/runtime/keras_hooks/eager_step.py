@@ -177,15 +177,18 @@ class EagerLocalStep(local_step.LocalStep):
         self._functions = functions
         self._training = training
         self._code = code
-        self._shows_own = False
+        # Number of variables that there were when own weights were shown.
+        self._shown = 0
         if code in training:
             self._show_own()
         elif evaluates:
             self._local.show_anchor()
 
     def _show_own(self):
-        if not self._shows_own:
-            self._shows_own = True
+        # The step may make a variable when it has changed others.
+        number = len(self._runtime.store.variables)
+        if number != self._shown:
+            self._shown = number
             self._local.show_own()
 
     def update(self, variable, fn, args, kwargs):
