@@ -10,7 +10,9 @@ from tfdist.runtime.variables.variables import Role
 
 
 def variable(ordinal, role):
-    return mock.Mock(ordinal=ordinal, role=role, keras_variable=None)
+    return mock.Mock(
+        ordinal=ordinal, role=role, keras_variable=None, num_assigning_steps=0
+    )
 
 
 def test_state_that_is_assigned_before_and_after_a_step_is_exchanged_once():
@@ -54,6 +56,7 @@ def parameter(ordinal, trainable, *, overwritten=False):
         trainable=trainable, overwrite_with_gradient=overwritten
     )
     return mock.Mock(
+        num_assigning_steps=0,
         ordinal=ordinal,
         role=Role.PARAMETER,
         keras_variable=lambda: keras_variable,
