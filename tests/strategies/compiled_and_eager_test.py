@@ -167,6 +167,16 @@ def test_a_variable_of_the_user_s_that_each_eager_step_makes_is_refused(
     )
     for _ in range(9):
         strategy.run(step, [False, True])
+
+    def lazily(held):
+        if not held:
+            held.append(tf.Variable(5.0))
+
+    # One for each of several short trainings.
+    for _ in range(4):
+        held = []
+        for _ in range(2):
+            strategy.run(lazily, [held])
     # As one of several functions that are steps by turns.
     for makes in (True, False, True, False):
         strategy.run(step, [makes])

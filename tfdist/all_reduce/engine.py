@@ -193,8 +193,8 @@ class Engine:
             "each worker keeps the value of its own batches, as is right in "
             "an evaluation. If all are to have the mean, take the step of a "
             "Keras optimizer in the same strategy.run or, of a weight, the "
-            "gradient with a tf.GradientTape. A tf.Variable that is no weight "
-            "is made with trainable=False.",
+            "gradient with a tf.GradientTape in the function that assigns it. "
+            "A tf.Variable that is no weight is made with trainable=False.",
             ", ".join(f"{one.name} {one.shape}" for one in new[:3]),
         )
 

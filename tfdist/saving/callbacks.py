@@ -89,9 +89,12 @@ class RestoresUnbuilt:
 
     def on_train_begin(self, logs=None):
         """As Keras's; warns of layers that it cannot restore."""
-        if private_keras.is_built(self.model):
+        is_built = private_keras.is_built(self.model)
+        # That of `compile` is not used where the steps have others.
+        has_others = len(model_optimizers.update_rules_of(self.model)) > 1
+        if is_built and not has_others:
             model_optimizers.build(self.model)
-        elif self.model.built:
+        if self.model.built and not is_built:
             unbuilt = private_keras.unbuilt_layers(self.model)
             logging.warning(
                 "BackupAndRestore cannot restore layers that are not built "
@@ -101,10 +104,9 @@ class RestoresUnbuilt:
                 "are: %s",
                 [layer.name for layer in unbuilt],
             )
-            # It may be that no step uses them either.
-            with self.model.distribute_strategy.scope():
-                return super().on_train_begin(logs)
-        return super().on_train_begin(logs)
+        # Keras may build the optimizer, and restore layers that no step uses.
+        with self.model.distribute_strategy.scope():
+            return super().on_train_begin(logs)
 
 
 class RestoresWhileWritten:

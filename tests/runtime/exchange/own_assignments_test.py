@@ -295,6 +295,12 @@ def test_a_call_that_moves_a_teacher_has_changed_it(strategy):
     assert changes.last_of_kept(probe) == 1
     assert changes.last_of_kept(other) == 0
     assert changes.last_of_kept(model) == 0
+    # Its steps were traced before the calls that this one has noted.
+    changes = fit_call.WeightChanges()
+    changes.begin(model, 1)
+    changes.end(model, 1)
+    assert changes.last_of_kept(probe) == 1
+    assert changes.last_of_kept(other) == 0
 
 
 @pytest.mark.nightly

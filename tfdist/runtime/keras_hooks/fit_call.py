@@ -136,7 +136,8 @@ class WeightChanges:
     def end(self, model, number):
         """Called when they have ended, or have been passed.
 
-        Where nothing is known of its steps, they may have assigned all.
+        Where nothing is known of its steps, they may have assigned what any
+        has assigned so far, or all.
 
         Args:
           model: The `keras.Model`; None if it is gone.
@@ -145,19 +146,18 @@ class WeightChanges:
         before, self._before = self._before, None
         if model is None:
             return
-        weights = _ids(model.weights)
+        weights = otherwise = _ids(model.weights)
         known = self._assigned.setdefault(model, {})
         if before is not None:
-            traced = {
-                key
-                for key, steps in _steps_that_assign(model).items()
-                if steps > before.get(key, 0)
-            }
+            now = _steps_that_assign(model)
+            ever = {key for key, steps in now.items() if steps}
+            otherwise = ever & weights if ever else weights
+            traced = {key for key in ever if now[key] > before.get(key, 0)}
             if traced:
                 trained = _ids(model.trainable_variables)
                 former = known.get(trained, frozenset())
                 known[trained] = former | traced & weights
-        self._note(model, number, weights)
+        self._note(model, number, otherwise)
 
     def _note(self, model, number, otherwise):
         """Notes a call.

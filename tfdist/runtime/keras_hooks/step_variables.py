@@ -28,6 +28,10 @@ class StepVariables:
 
     def begin(self):
         """Called when a step begins."""
+        for place, (last, reference, _) in self._made.items():
+            if last == self._step and reference() is not None:
+                # It is kept.
+                self._made[place] = last, reference, 0
         self._step += 1
 
     def check(self, variable):

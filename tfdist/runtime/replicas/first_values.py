@@ -41,7 +41,7 @@ class FirstValues:
         self._gradient_counts = gradient_counts
         self._unused_models = unused_models
         self._checked = 0
-        # By ordinal: signatures here and there, of all but slots.
+        # By ordinal: signatures here and there that differ; not of slots.
         self._compared = {}
 
     def held(self):
@@ -347,7 +347,7 @@ class FirstValues:
                     f"there {theirs}. All workers have to build the same "
                     f"model and optimizer in the same order.{hint}"
                 )
-            if variable.role is not Role.SLOT:
+            if variable.role is not Role.SLOT and mine != theirs:
                 self._compared[variable.ordinal] = mine, theirs
         _check_order(self._compared)
 
