@@ -10,15 +10,24 @@ import tensorflow as tf
 
 import tfdist
 from tfdist import one_replica
+from tfdist.cluster.config import ClusterConfig
 
 
-def _drawn(worker):
-    """What the first step of a worker draws, and what is drawn beside it."""
+def _config(task_type, index=0):
+    addresses = [f"localhost:{k + 1}" for k in range(5)]
+    spec = {"worker": addresses[:3], "ps": addresses[3:4]}
+    if task_type == "evaluator":
+        spec["evaluator"] = addresses[4:]
+    return ClusterConfig(spec, task_type, index)
+
+
+def _drawn(config):
+    """What the first step of a task draws, and what is drawn beside it."""
     tf.random.set_seed(5)
 
     @tf.function
     def step():
-        with one_replica.own_random_numbers(worker):
+        with one_replica.own_random_numbers(config):
             inside = tf.function(lambda: tf.random.normal([3]))()
         return inside, tf.random.normal([3])
 
@@ -26,36 +35,38 @@ def _drawn(worker):
 
 
 def test_each_worker_draws_its_own_numbers():
-    (first, beside), *others = map(_drawn, range(3))
+    workers = [_config("worker", k) for k in range(3)]
+    (first, beside), *others = map(_drawn, workers)
     for inside, outside in others:
         assert not np.isin(inside, first).any()
         np.testing.assert_array_equal(outside, beside)
     assert not np.isin(others[0][0], others[1][0]).any()
 
 
-def test_the_first_worker_draws_what_plain_keras_does():
+@pytest.mark.parametrize("task_type", ["worker", "evaluator"])
+def test_the_first_worker_draws_what_plain_keras_does(task_type):
     tf.random.set_seed(5)
 
     @tf.function
     def step():
         return tf.function(lambda: tf.random.normal([3]))()
 
-    np.testing.assert_array_equal(_drawn(0)[0], step())
+    np.testing.assert_array_equal(_drawn(_config(task_type))[0], step())
 
 
 @pytest.mark.parametrize("name", ["AsyncStrategy", "AllReduceStrategy"])
 def test_strategies_use_it(name, monkeypatch):
-    workers = []
+    configs = []
 
     @contextlib.contextmanager
-    def note(worker):
-        workers.append(worker)
+    def note(config):
+        configs.append(config)
         yield None
 
     monkeypatch.setattr(one_replica, "own_random_numbers", note)
     strategy = getattr(tfdist, name)()
     tf.function(lambda: strategy.run(lambda: tf.random.normal([])))()
-    assert workers == [0]
+    assert configs == [strategy.cluster]
 
 
 class Noisy(keras.optimizers.SGD):
@@ -76,10 +87,8 @@ class Noisy(keras.optimizers.SGD):
 def _trained(kind, worker, monkeypatch, by_keras, takes_part=(True, True)):
     """A weight after a worker's steps, in some of which it has no batch."""
     tf.random.set_seed(5)
-    own = one_replica.own_random_numbers
     strategy = kind()
     with monkeypatch.context() as patch:
-        patch.setattr(one_replica, "own_random_numbers", lambda _: own(worker))
         patch.setattr(
             strategy._engine,
             "config",

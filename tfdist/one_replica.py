@@ -350,14 +350,15 @@ def foreign_objects_explained():
 
 
 @contextlib.contextmanager
-def own_random_numbers(worker):
+def own_random_numbers(config):
     """Scope of a step, in which `tf.random` draws numbers of a worker's own.
 
     Workers have the same global seed, and would draw the same ones. Eager
     operations still do: TensorFlow has one state for all of a process.
 
     Args:
-      worker: Its number; the first draws what plain Keras would.
+      config: The `ClusterConfig`; the first worker draws what plain Keras
+        would.
 
     Yields:
       The seed that all workers have, for `common_random_numbers`, or None.
@@ -367,6 +368,8 @@ def own_random_numbers(worker):
     if common is None:
         yield None
         return
+    # An evaluator has no number.
+    worker = config.worker_id if config.is_worker else 0
     own = variable_names.seed_of(worker, common) if worker else common
     with common_random_numbers(own):
         yield common

@@ -253,7 +253,11 @@ def _epochs(kind, left_out, number, callbacks=(), share=(2, 0)):
     epochs = []
     strategy = model.distribute_strategy
     strategy.extended._config = types.SimpleNamespace(
-        num_workers=2, worker_id=0, data_share=share, is_local=False
+        num_workers=2,
+        worker_id=0,
+        is_worker=True,
+        data_share=share,
+        is_local=False,
     )
     decisions = strategy._runtime.chief_decisions
     decisions.begin_data = lambda size, skips: left_out

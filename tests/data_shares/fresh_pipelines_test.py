@@ -40,6 +40,7 @@ def config_of(worker):
     return types.SimpleNamespace(
         num_workers=WORKERS,
         worker_id=worker,
+        is_worker=True,
         data_share=(WORKERS, worker),
         is_local=False,
     )

@@ -163,7 +163,9 @@ def test_a_variable_of_the_user_s_that_each_eager_step_makes_is_refused(
         strategy.run(step, [True])
     # With one worker, nobody waits.
     monkeypatch.setattr(
-        strategy.extended, "_config", types.SimpleNamespace(num_workers=2)
+        strategy.extended,
+        "_config",
+        types.SimpleNamespace(num_workers=2, is_worker=False),
     )
     for _ in range(9):
         strategy.run(step, [False, True])

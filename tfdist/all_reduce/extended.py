@@ -120,9 +120,7 @@ class AllReduceExtended(one_replica.WorkerExtended):
             inputs = tf.control_dependencies(
                 one_replica.tensors_in((args, kwargs))
             )
-        own_numbers = one_replica.own_random_numbers(
-            self.engine.config.worker_id
-        )
+        own_numbers = one_replica.own_random_numbers(self.engine.config)
         with (
             one_replica.foreign_objects_explained(),
             own_numbers as common_seed,

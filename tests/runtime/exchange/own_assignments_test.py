@@ -395,7 +395,7 @@ def test_sums_of_batch_statistics_over_workers_are_refused(monkeypatch):
     monkeypatch.setattr(
         strategy.extended,
         "_config",
-        types.SimpleNamespace(num_workers=2, worker_id=0),
+        types.SimpleNamespace(num_workers=2, worker_id=0, is_worker=True),
     )
     with pytest.raises(NotImplementedError, match="synchronized=True"):
         model.train_on_batch(X, X)
