@@ -239,3 +239,70 @@ def test_a_repeated_shuffle_is_known():
     assert repeats(data.shuffle(4).batch(2).repeat(2).prefetch(1))
     assert not repeats(data.repeat(2).shuffle(4))
     assert not repeats(data.repeat(2))
+
+
+STAGES = {
+    "CacheDataset": lambda x: x.cache(),
+    "_BatchDataset": lambda x: x.batch(2),
+    "_ConcatenateDataset": lambda x: x.concatenate(x),
+    "_FilterDataset": lambda x: x.filter(lambda y: y > 1),
+    "_MapDataset": lambda x: x.map(lambda y: y),
+    "_OptionsDataset": lambda x: x.with_options(tf.data.Options()),
+    "_PaddedBatchDataset": lambda x: x.padded_batch(2),
+    "_ParallelBatchDataset": lambda x: x.batch(2, num_parallel_calls=2),
+    "_ParallelMapDataset": lambda x: x.map(lambda y: y, num_parallel_calls=2),
+    "_PrefetchDataset": lambda x: x.prefetch(1),
+    "_RepeatDataset": lambda x: x.repeat(2),
+    "_ShuffleDataset": lambda x: x.shuffle(2),
+    "_SkipDataset": lambda x: x.skip(1),
+    "_TakeDataset": lambda x: x.take(1),
+    "_ZipDataset": lambda x: Dataset.zip(x, x),
+}
+
+
+def test_all_plain_stages_of_data_sets_are_known():
+    assert STAGES.keys() == set(private_pipelines._PLAIN_STAGES)
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_stages_of_data_sets_have_their_names(name):
+    numbers = Dataset.range(4)
+    stage = STAGES[name](numbers)
+    assert type(stage).__name__ == name
+    assert hasattr(Dataset, "_inputs")
+    readers = private_pipelines.readers_of(stage)
+    assert {type(reader).__name__ for reader in readers} == {"_RangeDataset"}
+    assert private_pipelines.is_from_memory(stage)
+    assert private_pipelines.is_cached(stage) == (name == "CacheDataset")
+    assert private_pipelines.is_cached(stage.batch(2)) == (
+        name == "CacheDataset"
+    )
+
+
+@pytest.mark.parametrize(
+    "name, make",
+    [
+        ("_RangeDataset", lambda: Dataset.range(2)),
+        ("_TensorDataset", lambda: Dataset.from_tensors(1.0)),
+        (
+            "_TensorSliceDataset",
+            lambda: Dataset.from_tensor_slices([1.0]),
+        ),
+        ("_ShardDataset", lambda: Dataset.range(2).shard(2, 0)),
+        (
+            "_FlatMapDataset",
+            lambda: Dataset.from_generator(
+                lambda: iter([1]), output_signature=tf.TensorSpec([], tf.int64)
+            ),
+        ),
+    ],
+)
+def test_sources_of_data_sets_have_their_names(name, make):
+    assert type(make()).__name__ == name
+    assert private_pipelines.is_from_memory(make())
+
+
+def test_prefetching_can_be_taken_away():
+    numbers = Dataset.range(2)
+    assert private_pipelines.without_prefetch(numbers.prefetch(1)) is numbers
+    assert private_pipelines.without_prefetch(numbers) is numbers

@@ -11,7 +11,6 @@ import re
 
 import pytest
 import tensorflow as tf
-from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.eager import context
 
 from tfdist import one_replica
@@ -221,73 +220,6 @@ def test_auto_sharding_shares_out_elements():
     numbers = tf.data.Dataset.range(5).with_options(options)
     shared = private_tensorflow.auto_shard_dataset(numbers, 2, 1)
     assert [int(x) for x in shared] == [1, 3]
-
-
-STAGES = {
-    "CacheDataset": lambda x: x.cache(),
-    "_BatchDataset": lambda x: x.batch(2),
-    "_ConcatenateDataset": lambda x: x.concatenate(x),
-    "_FilterDataset": lambda x: x.filter(lambda y: y > 1),
-    "_MapDataset": lambda x: x.map(lambda y: y),
-    "_OptionsDataset": lambda x: x.with_options(tf.data.Options()),
-    "_PaddedBatchDataset": lambda x: x.padded_batch(2),
-    "_ParallelBatchDataset": lambda x: x.batch(2, num_parallel_calls=2),
-    "_ParallelMapDataset": lambda x: x.map(lambda y: y, num_parallel_calls=2),
-    "_PrefetchDataset": lambda x: x.prefetch(1),
-    "_RepeatDataset": lambda x: x.repeat(2),
-    "_ShuffleDataset": lambda x: x.shuffle(2),
-    "_SkipDataset": lambda x: x.skip(1),
-    "_TakeDataset": lambda x: x.take(1),
-    "_ZipDataset": lambda x: tf.data.Dataset.zip(x, x),
-}
-
-
-def test_all_plain_stages_of_data_sets_are_known():
-    assert STAGES.keys() == set(private_tensorflow._PLAIN_STAGES)
-
-
-@pytest.mark.parametrize("name", STAGES)
-def test_stages_of_data_sets_have_their_names(name):
-    numbers = tf.data.Dataset.range(4)
-    stage = STAGES[name](numbers)
-    assert type(stage).__name__ == name
-    assert hasattr(dataset_ops.DatasetV2, "_inputs")
-    readers = private_tensorflow.readers_of(stage)
-    assert {type(reader).__name__ for reader in readers} == {"_RangeDataset"}
-    assert private_tensorflow.is_from_memory(stage)
-    assert private_tensorflow.is_cached(stage) == (name == "CacheDataset")
-    assert private_tensorflow.is_cached(stage.batch(2)) == (
-        name == "CacheDataset"
-    )
-
-
-@pytest.mark.parametrize(
-    "name, make",
-    [
-        ("_RangeDataset", lambda: tf.data.Dataset.range(2)),
-        ("_TensorDataset", lambda: tf.data.Dataset.from_tensors(1.0)),
-        (
-            "_TensorSliceDataset",
-            lambda: tf.data.Dataset.from_tensor_slices([1.0]),
-        ),
-        ("_ShardDataset", lambda: tf.data.Dataset.range(2).shard(2, 0)),
-        (
-            "_FlatMapDataset",
-            lambda: tf.data.Dataset.from_generator(
-                lambda: iter([1]), output_signature=tf.TensorSpec([], tf.int64)
-            ),
-        ),
-    ],
-)
-def test_sources_of_data_sets_have_their_names(name, make):
-    assert type(make()).__name__ == name
-    assert private_tensorflow.is_from_memory(make())
-
-
-def test_prefetching_can_be_taken_away():
-    numbers = tf.data.Dataset.range(2)
-    assert private_tensorflow.without_prefetch(numbers.prefetch(1)) is numbers
-    assert private_tensorflow.without_prefetch(numbers) is numbers
 
 
 def test_operations_of_a_graph_can_be_changed():

@@ -63,6 +63,24 @@ COUNTING = {
     "_TakeDataset": "take",
     "_TakeWhileDataset": "take_while",
 }
+# What hands on what other data sets read.
+_PLAIN_STAGES = (
+    "CacheDataset",
+    "_BatchDataset",
+    "_ConcatenateDataset",
+    "_FilterDataset",
+    "_MapDataset",
+    "_OptionsDataset",
+    "_PaddedBatchDataset",
+    "_ParallelBatchDataset",
+    "_ParallelMapDataset",
+    "_PrefetchDataset",
+    "_RepeatDataset",
+    "_ShuffleDataset",
+    "_SkipDataset",
+    "_TakeDataset",
+    "_ZipDataset",
+)
 # Stages that do not tell whether they draw, or keep the order.
 _UNKNOWN = ("_ParallelInterleaveDataset", "_RandomDataset", "_VariantDataset")
 # Stages that may leave elements to another data set.
@@ -105,6 +123,67 @@ def _nodes_of(graph):
     yield from graph.node
     for function in graph.library.function:
         yield from function.node_def
+
+
+def is_cached(dataset):
+    """Whether a `tf.data.Dataset` keeps its elements in a cache.
+
+    All iterators of such a data set share its cache, so that looking into it
+    in another way changes what they give. A data set has no public name for
+    what it is made of.
+    """
+    if _name(dataset) == "CacheDataset":
+        return True
+    return any(is_cached(part) for part in dataset._inputs())
+
+
+def readers_of(dataset):
+    """The parts of a `tf.data.Dataset` that read its files, a list.
+
+    Whether there are enough files is asked of these, and not of what the user
+    does to their lines. What a data set is made of has no public name; where
+    it is not known, the list has the whole.
+    """
+    if _name(dataset) not in _PLAIN_STAGES:
+        return [dataset]
+    parts = dataset._inputs()
+    return [reader for part in parts for reader in readers_of(part)]
+
+
+def is_from_memory(dataset):
+    """Whether a `tf.data.Dataset` is known to read tensors or a generator only.
+
+    TensorFlow finds the same out when it is to share out files, and then
+    writes the description of the whole data set to standard error. What a data
+    set is made of has no public name; where it is not known, it may read files.
+    """
+    name = _name(dataset)
+    if name == "_TensorSliceDataset":
+        # A list of names of files looks like any other tensor.
+        specs = tf.nest.flatten(dataset.element_spec)
+        return not any(spec.dtype == tf.string for spec in specs)
+    if name in ("_RangeDataset", "_TensorDataset"):
+        return True
+    if name == "_FlatMapDataset":  # What `from_generator` makes.
+        return any(
+            operation.type == "GeneratorDataset"
+            for wrapped in dataset._functions()
+            for operation in wrapped.function.graph.get_operations()
+        )
+    if name not in (*_PLAIN_STAGES, "_ShardDataset"):
+        return False
+    return all(is_from_memory(part) for part in dataset._inputs())
+
+
+def without_prefetch(dataset):
+    """The `tf.data.Dataset` before it was told to `prefetch`, if it was.
+
+    Keras prefetches what a Python generator gives. What is read and not used
+    is lost, and nothing public takes a stage of a pipeline away.
+    """
+    if _name(dataset) == "_PrefetchDataset":
+        (dataset,) = dataset._inputs()
+    return dataset
 
 
 def sources(dataset):

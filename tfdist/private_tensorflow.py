@@ -86,76 +86,6 @@ def auto_shard_dataset(dataset, num_workers, index):
     return _data_distribute._AutoShardDataset(dataset, num_workers, index)
 
 
-def is_cached(dataset):
-    """Whether a `tf.data.Dataset` keeps its elements in a cache.
-
-    All iterators of such a data set share its cache, so that looking into it
-    in another way changes what they give. A data set has no public name for
-    what it is made of.
-    """
-    if type(dataset).__name__ == "CacheDataset":
-        return True
-    return any(is_cached(part) for part in dataset._inputs())
-
-
-# What hands on what other data sets read.
-_PLAIN_STAGES = (
-    "CacheDataset",
-    "_BatchDataset",
-    "_ConcatenateDataset",
-    "_FilterDataset",
-    "_MapDataset",
-    "_OptionsDataset",
-    "_PaddedBatchDataset",
-    "_ParallelBatchDataset",
-    "_ParallelMapDataset",
-    "_PrefetchDataset",
-    "_RepeatDataset",
-    "_ShuffleDataset",
-    "_SkipDataset",
-    "_TakeDataset",
-    "_ZipDataset",
-)
-
-
-def readers_of(dataset):
-    """The parts of a `tf.data.Dataset` that read its files, a list.
-
-    Whether there are enough files is asked of these, and not of what the user
-    does to their lines. What a data set is made of has no public name; where
-    it is not known, the list has the whole.
-    """
-    if type(dataset).__name__ not in _PLAIN_STAGES:
-        return [dataset]
-    parts = dataset._inputs()
-    return [reader for part in parts for reader in readers_of(part)]
-
-
-def is_from_memory(dataset):
-    """Whether a `tf.data.Dataset` is known to read tensors or a generator only.
-
-    TensorFlow finds the same out when it is to share out files, and then
-    writes the description of the whole data set to standard error. What a data
-    set is made of has no public name; where it is not known, it may read files.
-    """
-    name = type(dataset).__name__
-    if name == "_TensorSliceDataset":
-        # A list of names of files looks like any other tensor.
-        specs = tf.nest.flatten(dataset.element_spec)
-        return not any(spec.dtype == tf.string for spec in specs)
-    if name in ("_RangeDataset", "_TensorDataset"):
-        return True
-    if name == "_FlatMapDataset":  # What `from_generator` makes.
-        return any(
-            operation.type == "GeneratorDataset"
-            for wrapped in dataset._functions()
-            for operation in wrapped.function.graph.get_operations()
-        )
-    if name not in (*_PLAIN_STAGES, "_ShardDataset"):
-        return False
-    return all(is_from_memory(part) for part in dataset._inputs())
-
-
 def number_of(tensor):
     """Returns the number of an eager tensor, larger for each later one.
 
@@ -163,17 +93,6 @@ def number_of(tensor):
     tensors was there before.
     """
     return tensor._id if hasattr(tensor, "numpy") else None
-
-
-def without_prefetch(dataset):
-    """The `tf.data.Dataset` before it was told to `prefetch`, if it was.
-
-    Keras prefetches what a Python generator gives. What is read and not used
-    is lost, and nothing public takes a stage of a pipeline away.
-    """
-    if type(dataset).__name__ == "_PrefetchDataset":
-        (dataset,) = dataset._inputs()
-    return dataset
 
 
 def add_control_inputs(operation, inputs):

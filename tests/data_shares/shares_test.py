@@ -59,7 +59,7 @@ def test_data_that_is_shared_out_by_file_is_not_taken_for_tensors(
             shared_by_file = True
         except tf.errors.NotFoundError:
             shared_by_file = False
-        is_from_memory = private_tensorflow.is_from_memory(one)
+        is_from_memory = private_pipelines.is_from_memory(one)
         assert is_from_memory == (kind in FROM_MEMORY)
         assert not (is_from_memory and shared_by_file)
 

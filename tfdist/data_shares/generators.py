@@ -4,7 +4,7 @@ import itertools
 
 import tensorflow as tf
 
-from tfdist import private_tensorflow
+from tfdist import private_pipelines
 
 
 def share(dataset, adapter, number, mine):
@@ -30,7 +30,7 @@ def share(dataset, adapter, number, mine):
     adapter.generator = lambda: rest
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False
-    return private_tensorflow.without_prefetch(dataset).with_options(options)
+    return private_pipelines.without_prefetch(dataset).with_options(options)
 
 
 def _every_round(batches, number, mine):

@@ -182,7 +182,7 @@ def _share_out(dataset, config, adapter, call, steps_per_epoch, compare):
         shared = _auto_shard(dataset, policy, number, mine)
         return _with_policy(shared, _AutoShardPolicy.OFF)
     if policy == _AutoShardPolicy.AUTO:
-        by_file = not private_tensorflow.is_cached(dataset)
+        by_file = not private_pipelines.is_cached(dataset)
         by_file = by_file and not private_pipelines.stage_not_by_file(dataset)
         by_file = by_file and _has_enough_files(dataset, number)
     else:
@@ -293,7 +293,7 @@ def _auto_shard(dataset, policy, num_workers, index):
 
 
 def _reads_files(dataset):
-    if private_tensorflow.is_from_memory(dataset):
+    if private_pipelines.is_from_memory(dataset):
         return False
     if not private_pipelines.may_read_files(dataset):
         # TensorFlow would find none, and print the whole pipeline.
@@ -317,7 +317,7 @@ def _has_enough_files(dataset, num_workers):
     if not _reads_files(dataset):
         return False
     try:
-        for reader in private_tensorflow.readers_of(dataset):
+        for reader in private_pipelines.readers_of(dataset):
             shared = _auto_shard(reader, _AutoShardPolicy.FILE, num_workers, 0)
             next(iter(shared), None)
     except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError):
