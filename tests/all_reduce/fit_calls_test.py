@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.all_reduce import fits
 import tfdist
 from tfdist import private_keras_calls
 from tfdist import running_fit
@@ -90,18 +91,6 @@ def test_workers_compare_the_epochs_with_which_a_call_begins(monkeypatch):
     ]
 
 
-class Counts(keras.layers.Layer):
-    """Counts its calls, whether it trains or not."""
-
-    def build(self, shape):
-        del shape
-        self.count = self.add_weight(initializer="zeros", trainable=False)
-
-    def call(self, x):
-        self.count.assign_add(1.0)
-        return x
-
-
 def test_epochs_end_with_the_chiefs_state_where_evaluations_assign_it(
     monkeypatch,
 ):
@@ -116,7 +105,7 @@ def test_epochs_end_with_the_chiefs_state_where_evaluations_assign_it(
 
     monkeypatch.setattr(engine, "adopt_model", adopt)
     with strategy.scope():
-        layers = [keras.Input((1,)), Counts(), keras.layers.Dense(1)]
+        layers = [keras.Input((1,)), fits.Counts(), keras.layers.Dense(1)]
         model = keras.Sequential(layers)
         model.compile("sgd", "mse")
     x = np.ones([2, 1], "float32")

@@ -148,7 +148,7 @@ def fit_within_an_epoch(strategy, worker):
     return weight_of(outer), weight_of(inner)
 
 
-class _Counts(keras.layers.Layer):
+class Counts(keras.layers.Layer):
     """Counts its calls, whether it trains or not."""
 
     def build(self, shape):
@@ -165,7 +165,7 @@ class _Counts(keras.layers.Layer):
 def the_chief_alone_predicts(strategy, worker):
     """At the end of each epoch, with a layer that assigns state then, too."""
     with strategy.scope():
-        counts = _Counts()
+        counts = Counts()
         model = keras.Sequential(
             [keras.Input([1]), counts, keras.layers.Dense(1)]
         )
