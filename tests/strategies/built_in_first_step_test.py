@@ -269,6 +269,23 @@ def test_a_backup_is_restored_with_the_slots_of_the_optimizer(kind, tmp_path):
     assert int(model.optimizer.iterations) == 6
 
 
+@pytest.mark.parametrize("finds", [False, True])
+def test_the_optimizer_of_compile_is_built_whether_there_is_a_backup(
+    finds, tmp_path
+):
+    """Of all workers, or one that is started again has other numbers."""
+    with tfdist.AsyncStrategy().scope():
+        model = _with_own_step()
+        model.other_optimizer = keras.optimizers.SGD()
+    backup = keras.callbacks.BackupAndRestore(tmp_path)
+    callbacks.see_backups(backup)
+    backup.set_model(model)
+    if finds:
+        backup.on_epoch_end(0)
+    backup.on_train_begin()
+    assert model.optimizer.built
+
+
 def test_a_model_with_a_head_that_is_not_built_is_not_built(tmp_path, caplog):
     class Own(keras.Model):
         def __init__(self, *args):

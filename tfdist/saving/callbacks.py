@@ -89,12 +89,11 @@ class RestoresUnbuilt:
 
     def on_train_begin(self, logs=None):
         """As Keras's; warns of layers that it cannot restore."""
-        is_built = private_keras.is_built(self.model)
-        # That of `compile` is not used where the steps have others.
-        has_others = len(model_optimizers.update_rules_of(self.model)) > 1
-        if is_built and not has_others:
+        if private_keras.is_built(self.model):
+            # Also where its steps have others: Keras would build it here on
+            # the workers alone that find a file.
             model_optimizers.build(self.model)
-        if self.model.built and not is_built:
+        elif self.model.built:
             unbuilt = private_keras.unbuilt_layers(self.model)
             logging.warning(
                 "BackupAndRestore cannot restore layers that are not built "
