@@ -17,6 +17,8 @@ _WORD = 8
 _SIGNS_OF_BYTES = np.array([0, 1, 0, -1])[
     np.arange(256)[:, None] >> np.array([0, 2, 4, 6]) & 3
 ]
+# Elements up to which a compiled pass takes longer to begin than to run.
+_SMALL = 2**16
 # Elements of a sample, and those of them above a quantile.
 _SAMPLE, _ABOVE = 8192, 64
 
@@ -116,9 +118,23 @@ def from_two_bits(data: tf.Tensor, tau: tf.Tensor, size: int) -> tf.Tensor:
       size: Elements of the vector.
     """
     padded = size + -size % _WORD
-    data = tf.ensure_shape(data, [padded // 4])
+    spread = _spread if size > _SMALL else _looked_up
+    return spread(tf.ensure_shape(data, [padded // 4]), tau)[:size]
+
+
+@tf.function(jit_compile=True, autograph=False)
+def _spread(data, tau):
+    shifts = tf.constant([0, 2, 4, 6], tf.uint8)
+    bits = tf.bitwise.bitwise_and(
+        tf.bitwise.right_shift(data[:, None], shifts), 3
+    )
+    values = tf.where(bits == 1, tau, tf.where(bits == 3, -tau, 0))
+    return tf.reshape(values, [-1])
+
+
+def _looked_up(data, tau):
     fours = tau * tf.constant(_SIGNS_OF_BYTES, tau.dtype)
-    return tf.reshape(tf.gather(fours, tf.cast(data, tf.int32)), [-1])[:size]
+    return tf.reshape(tf.gather(fours, tf.cast(data, tf.int32)), [-1])
 
 
 def sample(
