@@ -1,5 +1,6 @@
 """Keras loses nothing of the data when it begins to train."""
 
+import itertools
 import random
 import types
 
@@ -12,6 +13,7 @@ from tests import nightly
 from tests.multi_process import data_tasks
 import tfdist
 from tfdist import private_keras
+from tfdist.data_shares import epoch_data
 from tfdist.data_shares import shares
 
 BATCHES = 5
@@ -35,9 +37,14 @@ class Source:
         for number in range(BATCHES):
             yield self.batch(number)
 
-    def dataset(self, *shapes):
+    def generate_without_end(self):
+        for number in itertools.count():
+            assert number < 10 * BATCHES  # Nobody needs as many.
+            yield self.batch(number)
+
+    def dataset(self, *shapes, generate=None):
         return tf.data.Dataset.from_generator(
-            self.generate,
+            generate or self.generate,
             output_signature=tuple(
                 tf.TensorSpec(shape, tf.float32) for shape in shapes
             ),
@@ -190,6 +197,31 @@ def test_a_callback_may_leave_out_more_than_was_known(share):
     assert rest == whole[2:]
 
 
+def test_a_worker_that_resumes_reads_an_endless_cache_to_no_end():
+    """It reads as much as a worker that was there from the start at most."""
+    (epoch,) = _epochs("endless", (0, 0), 3, [_Resumes(2)])
+    assert len(epoch) == 2
+
+
+def test_a_cache_of_unknown_size_is_filled_where_steps_are_counted():
+    def orders(passed):
+        source = Source().dataset([1, 2], [1, 1])
+        source = source.shuffle(BATCHES, seed=3).cache()
+        data = epoch_data.EpochData(
+            source,
+            source,
+            types.SimpleNamespace(built=True),
+            types.SimpleNamespace(begin=lambda: None),
+            (0, 0),
+            None,
+            lambda: passed,
+            num_steps=3 * BATCHES,
+        )
+        return [[int(x[0, 0]) for x, _ in data] for _ in range(3 - passed)]
+
+    assert orders(passed=2) == orders(passed=0)[2:]
+
+
 class _Resumes(keras.callbacks.Callback):
     def __init__(self, epoch):
         super().__init__()
@@ -244,6 +276,11 @@ def _epochs(kind, left_out, number, callbacks=(), share=(2, 0)):
         # One order for all epochs.
         pairs = tf.data.Dataset.from_tensor_slices((x, x[:, :1]))
         data = {"x": pairs.shuffle(BATCHES, seed=3).batch(1).cache()}
+    elif kind == "endless":
+        endless = source.dataset(
+            [1, 2], [1, 1], generate=source.generate_without_end
+        )
+        data = {"x": endless.shuffle(2).cache(), "steps_per_epoch": 2}
     elif kind == "PyDataset":
         data = {"x": _OwnOrder()}
     elif kind == "lengths":

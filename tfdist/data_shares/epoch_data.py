@@ -32,6 +32,8 @@ class EpochData:
       passed: Callable of the number of epochs that a callback has made `fit`
         leave out when it begins. Their orders are passed over, so that a worker
         that resumes alone has those of the others.
+      num_steps: Number of batches that the call reads at most, where the user
+        has set `steps_per_epoch`; else None, and each epoch has an end.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class EpochData:
         left_out,
         make_epoch,
         passed,
+        num_steps=None,
     ):
         self._dataset = dataset
         self._source = source
@@ -53,9 +56,15 @@ class EpochData:
         self._left_out = left_out
         self._make_epoch = make_epoch
         self._passed = passed
-        is_finite = dataset.cardinality() != tf.data.INFINITE_CARDINALITY
+        cardinality = dataset.cardinality()
+        is_unknown = cardinality == tf.data.UNKNOWN_CARDINALITY
         self._iterators = epoch_orders.EpochIterators(
-            dataset, is_finite and private_pipelines.caches_a_shuffle(source)
+            dataset,
+            cardinality != tf.data.INFINITE_CARDINALITY
+            and private_pipelines.caches_a_shuffle(source),
+            # It may be endless. A cache that so many batches do not fill is
+            # filled on no worker.
+            num_steps if is_unknown else None,
         )
 
     def __iter__(self):

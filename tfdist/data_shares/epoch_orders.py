@@ -1,7 +1,8 @@
 """Orders of epochs: the seed that they are drawn by, and their iterators."""
 
-import collections
+import itertools
 
+from absl import logging
 import tensorflow as tf
 
 
@@ -28,14 +29,17 @@ class EpochIterators:
       dataset: The `tf.data.Dataset`.
       fills_cache: Whether the first epoch that is passed over is read, so that
         a cache keeps its order.
+      most: Number of batches that are read of it at most; None to read to its
+        end.
 
     Attributes:
       drawn: Number of the epochs that have had their iterator, an int.
     """
 
-    def __init__(self, dataset, fills_cache=False):
+    def __init__(self, dataset, fills_cache=False, most=None):
         self._dataset = dataset
         self._fills_cache = fills_cache
+        self._most = most
         self.drawn = 0
 
     def next(self, first=0, left_out=0):
@@ -48,8 +52,20 @@ class EpochIterators:
         while self.drawn < first:
             passed = iter(self._dataset)
             if self._fills_cache and not self.drawn:
-                collections.deque(passed, maxlen=0)
+                _read(itertools.islice(passed, self._most))
             self.drawn += 1
         self.drawn += 1
         data = self._dataset.skip(left_out) if left_out else self._dataset
         return iter(data)
+
+
+def _read(batches):
+    """Reads all batches of an iterator; the log says so every 10 seconds."""
+    for number, _ in enumerate(batches, 1):
+        logging.log_every_n_seconds(
+            logging.INFO,
+            "Reads an epoch that this worker leaves out, so that `cache` keeps "
+            "the order that it has on other workers. Batches so far: %d.",
+            10,
+            number,
+        )

@@ -85,13 +85,16 @@ def distribute(
     is_whole = policy == _AutoShardPolicy.OFF
     call = before(request, None if is_whole else _shares(config)[0])
     shared, steps_per_epoch, number, left_out = dataset, None, 1, (0, 0)
-    make_epoch, passed = None, lambda: 0
+    make_epoch, passed, num_steps = None, lambda: 0, None
     if queue is not None and purpose not in ("evaluate", "validate"):
         make_epoch = queue(dataset, adapter, frame, call)
         begin(0, False)
     elif purpose not in ("evaluate", "validate"):
         if adapter is not None:
             steps_per_epoch = private_keras_calls.steps_per_epoch_of(frame)
+            if steps_per_epoch:
+                epochs = private_keras_calls.epochs_of(frame)
+                num_steps = steps_per_epoch * epochs
         is_fit = call is not None
         call = call if is_fit else next(_loops)
         size = _size(adapter, *((1, 0) if is_whole else _shares(config)))
@@ -114,7 +117,14 @@ def distribute(
     batches.check(dataset, model)
     readers = py_datasets.Readers(adapter, steps_per_epoch, number)
     return epoch_data.EpochData(
-        shared, dataset, model, readers, left_out, make_epoch, passed
+        shared,
+        dataset,
+        model,
+        readers,
+        left_out,
+        make_epoch,
+        passed,
+        num_steps,
     )
 
 
