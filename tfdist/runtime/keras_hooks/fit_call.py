@@ -246,10 +246,10 @@ def makes_all_when_built(model):
 def build_optimizer(model):
     """Makes the variables that the first step of a call would make.
 
-    Where the call is passed: those that come later are to have the numbers
-    that they have on other workers.
+    Where the call is passed, and these are known: those that come later are to
+    have the numbers that they have on other workers.
     """
-    if private_keras.is_built(model):
+    if makes_all_when_built(model):
         model_optimizers.build(model)
 
 
