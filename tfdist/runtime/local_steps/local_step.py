@@ -194,14 +194,7 @@ class LocalStep:
                     "would be exchanged: assign them eagerly, or before the "
                     "optimizer's step."
                 )
-            last = self._ends[-1]
-            # Each once, also those that were assigned before the step as well.
-            known = {variable.ordinal for variable in last.states}
-            last.states += [
-                variable
-                for ordinal, variable in self._states.items()
-                if ordinal not in known
-            ]
+            self._ends[-1].states += self._states.values()
         for end in self._ends:
             end.states = self._states_of(end)
             self._follow(end)
@@ -211,7 +204,11 @@ class LocalStep:
                 self._state.resume_local_steps()
 
     def _states_of(self, end):
-        """All that is assigned before or after any step of an optimizer."""
+        """Returns all that is assigned around steps of an optimizer, each once.
+
+        Args:
+          end: The `_End` of one of them.
+        """
         found = {
             variable.ordinal: variable
             for other in self._ends
