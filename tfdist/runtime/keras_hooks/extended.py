@@ -109,11 +109,12 @@ class ParameterServerExtended(one_replica.WorkerExtended):
     def _run_eagerly(self, fn, args, kwargs):
         retries = self._runtime.coordination.retries
         self._eager_steps.variables.begin()
+        evaluates = _evaluates(fn)
         while True:
-            evaluation = self._step_of_evaluation(fn, is_eager=True)
+            evaluation = self._step_of_evaluation(evaluates, is_eager=True)
             repeats = retries and evaluation is None
             step = evaluation or self._eager_steps.begin(
-                fn, (args, kwargs), _evaluates(fn)
+                fn, (args, kwargs), evaluates
             )
             before, active.step = active.step, step
             try:
@@ -128,15 +129,19 @@ class ParameterServerExtended(one_replica.WorkerExtended):
                 return result
             step.put_back()
 
-    def _step_of_evaluation(self, fn, is_eager):
-        """An `EvaluationStep` if `fn` is one, and this worker's own; or None.
+    def _step_of_evaluation(self, evaluates, is_eager):
+        """An `EvaluationStep` if this worker may evaluate by itself; or None.
 
         Between two exchanges of local steps, a step has to see to more.
+
+        Args:
+          evaluates: Whether the step is one of `evaluate` or `predict`.
+          is_eager: Whether it is not traced.
         """
         runtime = self._runtime
         if runtime.local.keeps_own_values or not runtime.evaluations.are_own:
             return None
-        if not _evaluates(fn):
+        if not evaluates:
             return None
         if is_eager:
             runtime.commit()
@@ -176,9 +181,10 @@ class ParameterServerExtended(one_replica.WorkerExtended):
 
     def _record_once(self, fn, args, kwargs, repeatable=None):
         self._runtime.server_functions.note(tf.compat.v1.get_default_graph())
-        step = self._step_of_evaluation(fn, is_eager=False)
+        evaluates = _evaluates(fn)
+        step = self._step_of_evaluation(evaluates, is_eager=False)
         active.step = step or self._runtime.local.new_step(
-            (args, kwargs), _evaluates(fn)
+            (args, kwargs), evaluates
         )
         try:
             # At the end of the data nothing must count a batch that is not
