@@ -41,6 +41,21 @@ def update_rules_of(model):
     return [one for one in optimizers_of(model) if not _wrapped_by(one)]
 
 
+def others_of(model):
+    """Returns those of `update_rules_of` that `compile` was not given, a list.
+
+    Args:
+      model: A `keras.Model`.
+    """
+    compiled = []
+    _collect(getattr(model, "optimizer", None), compiled)
+    return [
+        rule
+        for rule in update_rules_of(model)
+        if all(rule is not one for one in compiled)
+    ]
+
+
 def build(model):
     """Builds the optimizer that a model is compiled with, if that is not done.
 

@@ -286,6 +286,26 @@ def test_the_optimizer_of_compile_is_built_whether_there_is_a_backup(
     assert model.optimizer.built
 
 
+@pytest.mark.parametrize("has_others", [False, True])
+def test_a_wrapper_of_several_is_one_optimizer(has_others, tmp_path):
+    parts = {"dense.*": keras.optimizers.SGD(0.5)}
+    parts = keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.25), parts)
+    with tfdist.AsyncStrategy().scope():
+        model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.MultiOptimizer(parts), "mse")
+        if has_others:
+            model.other = keras.optimizers.SGD(0.125)
+    backup = keras.callbacks.BackupAndRestore(tmp_path)
+    callbacks.see_backups(backup)
+    backup.set_model(model)
+    backup.on_train_begin()
+    assert model.optimizer.built
+    call = fit_call.FitCall(types.SimpleNamespace(f_locals={"self": model}), 1)
+    call.find_rates()
+    # The chief's rates are told in this order.
+    assert call.own_rates() == (0.125,) * has_others + (0.5, 0.25)
+
+
 def test_a_model_with_a_head_that_is_not_built_is_not_built(tmp_path, caplog):
     class Own(keras.Model):
         def __init__(self, *args):

@@ -263,10 +263,8 @@ def _rates_of(model):
     That of `compile` comes last: a model with others may never use it.
     """
     rules = model_optimizers.update_rules_of(model)
-    default = getattr(model, "optimizer", None)
-    default = getattr(default, "inner_optimizer", default)
     found = {}
-    for optimizer in sorted(rules, key=lambda rule: rule is default):
+    for optimizer in [*model_optimizers.others_of(model), *rules]:
         for variable in optimizer.variables:
             if variable.name == "learning_rate":
                 found[id(variable)] = variable
