@@ -156,7 +156,6 @@ class PeerEngine(engine_lib.Engine):
 
     def make_lane(self, optimizer, variables, states, have_rows):
         """Makes a `PeerLane`; see there."""
-        del states, have_rows
         made = lane_lib.PeerLane(self, optimizer, variables, len(self._made))
         self._made.append(weakref.ref(made))
         for one in made.channels:
@@ -324,7 +323,6 @@ class PeerEngine(engine_lib.Engine):
         Returns:
           A `Tail`: nobody steps together.
         """
-        del wrote
         if chief == tail_lib.STOPS:
             for lane in lanes:
                 for one in lane.channels:

@@ -89,7 +89,6 @@ class PeerLane:
           before: Unused: state that a step assigns is the worker's own.
           counts_as_step: Unused: each has an optimizer, and counts.
         """
-        del before, counts_as_step
         if tf.executing_eagerly():
             self._step_eagerly(gradients)
         else:

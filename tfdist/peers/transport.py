@@ -135,7 +135,6 @@ class Transport:
 
     def _updates_for(self, worker, updates):
         """Those of a list of `PeerUpdate`s that go to a worker: here all."""
-        del worker
         return updates
 
     def is_flushed(self, sent):
