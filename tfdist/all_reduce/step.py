@@ -26,7 +26,7 @@ class TrainingStep:
       lanes: List of `Lane`, in the order of the step.
     """
 
-    def __init__(self, engine, trains, common_seed=None):
+    def __init__(self, engine, trains, common_seed):
         self._engine = engine
         self._trains = trains
         # Where each worker makes an update of its own, it draws for itself.

@@ -11,8 +11,6 @@ import threading
 
 # Learning rates of one model's optimizers that others can follow.
 MAX_RATES = 8
-# Numbers of a `Word`.
-SIZE = 10 + MAX_RATES
 # Position after the last epoch of a call of `fit`.
 OVER = (2**31 - 1, 0)
 
@@ -102,6 +100,8 @@ class Word:
 
 
 _INTS = [f.name for f in dataclasses.fields(Word) if f.name != "rates"]
+# Numbers of a `Word`.
+SIZE = len(_INTS) + MAX_RATES
 
 
 def begun(number):
