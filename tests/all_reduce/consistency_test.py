@@ -59,8 +59,14 @@ def test_workers_that_make_the_same_updates_compare_their_devices(
 def test_an_error_says_how_this_worker_trains():
     # No checksum of settings is negative.
     both = consistency.Consistency(Others(3, -1), ("one", "two"))
-    with pytest.raises(ValueError, match="^two .* kind of device.* GPU$"):
-        both.adopt(Moment.FIT, [tf.Variable(1.0)], "variables on GPU")
+    for moment, epoch in (
+        (Moment.FIT, "from another epoch, "),
+        (Moment.STEP, ""),
+    ):
+        with pytest.raises(
+            ValueError, match=f"^two .* settings, {epoch}or .* device.* GPU$"
+        ):
+            both.adopt(moment, [tf.Variable(1.0)], "variables on GPU")
 
 
 class Chief(Others):

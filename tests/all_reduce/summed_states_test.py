@@ -157,7 +157,7 @@ def test_a_step_counts_once_if_another_assigns_the_same_by_hand():
 
 
 @pytest.mark.parametrize("is_traced_before", [False, True])
-def test_workers_wait_for_each_other_whatever_each_has_traced(is_traced_before):
+def test_nobody_waits_for_a_gradient_within_a_function(is_traced_before):
     strategy = tfdist.AllReduceStrategy()
     with strategy.scope():
         weight = tf.Variable(5.0)

@@ -115,10 +115,10 @@ class Consistency:
         if _differ(rows[:, :2]).size:
             self._refuse_model(variables, rows[:, 0].max())
         for worker in _differ(rows[:, 2]):
+            epoch = "from another epoch, " if moment is Moment.FIT else ""
             raise ValueError(
                 f"{self._names[worker]} trains with another optimizer, other "
-                "settings, from another epoch, or on another kind of device, "
-                "than "
+                f"settings, {epoch}or on another kind of device, than "
                 f"{self._names[0]}: all workers must train in the same way. "
                 f"Here: {settings}"
             )

@@ -85,7 +85,7 @@ class StepJournal:
 
     @property
     def count(self):
-        """Steps of this worker, of each optimizer, int."""
+        """Steps of this worker, of each optimizer or of none, int."""
         return int(self._count.numpy())
 
     @property
