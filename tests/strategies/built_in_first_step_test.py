@@ -17,6 +17,7 @@ from tests import nightly
 from tests.strategies.twins import assert_same
 import tfdist
 from tfdist.runtime.keras_hooks import fit_call
+from tfdist.runtime.variables.variables import plain_name
 from tfdist.saving import callbacks
 
 _random = np.random.default_rng(3)
@@ -286,15 +287,22 @@ def test_the_optimizer_of_compile_is_built_whether_there_is_a_backup(
     assert model.optimizer.built
 
 
+def _with_several():
+    """A model whose layers have optimizers of their own, in a wrapper."""
+    parts = {"dense.*": keras.optimizers.SGD(0.5, momentum=0.5)}
+    parts = keras.optimizers.OptimizerMap(keras.optimizers.Adam(0.25), parts)
+    model = _with_own_step()
+    model.compile(keras.optimizers.MultiOptimizer(parts), "mse")
+    return model
+
+
 @pytest.mark.parametrize("has_others", [False, True])
 def test_a_wrapper_of_several_is_one_optimizer(has_others, tmp_path):
-    parts = {"dense.*": keras.optimizers.SGD(0.5)}
-    parts = keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.25), parts)
     with tfdist.AsyncStrategy().scope():
-        model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
-        model.compile(keras.optimizers.MultiOptimizer(parts), "mse")
+        model = _with_several()
         if has_others:
             model.other = keras.optimizers.SGD(0.125)
+    assert fit_call.makes_all_when_built(model) != has_others
     backup = keras.callbacks.BackupAndRestore(tmp_path)
     callbacks.see_backups(backup)
     backup.set_model(model)
@@ -304,6 +312,28 @@ def test_a_wrapper_of_several_is_one_optimizer(has_others, tmp_path):
     call.find_rates()
     # The chief's rates are told in this order.
     assert call.own_rates() == (0.125,) * has_others + (0.5, 0.25)
+
+
+def test_a_wrapper_of_several_makes_in_a_step_what_it_does_when_built():
+    """A worker that comes back and passes a call makes them without a step."""
+    made = []
+    for is_passed in (False, True):
+        strategy = tfdist.AsyncStrategy()
+        with strategy.scope():
+            model = _with_several()
+            if is_passed:
+                fit_call.build_optimizer(model)
+            else:
+                model.train_on_batch(np.ones([4, 1]), np.ones([4, 2]))
+        variables = [*model.variables, *model.optimizer.variables]
+        made.append(
+            {
+                v.value.ordinal: (plain_name(v.value.name), v.shape)
+                for v in variables
+                if v.name not in ("total", "count")
+            }
+        )
+    assert made[0] == made[1]
 
 
 def test_a_model_with_a_head_that_is_not_built_is_not_built(tmp_path, caplog):

@@ -236,11 +236,9 @@ def makes_all_when_built(model):
 
     Further optimizers may make theirs in the first step.
     """
-    optimizers = model_optimizers.update_rules_of(model)
-    optimizer = getattr(model, "optimizer", None)
-    rule = getattr(optimizer, "inner_optimizer", optimizer)
-    is_built = private_keras.is_built(model)
-    return is_built and all(one is rule for one in optimizers)
+    return private_keras.is_built(model) and not model_optimizers.others_of(
+        model
+    )
 
 
 def build_optimizer(model):
