@@ -29,7 +29,7 @@ _KNOWN = (
 # Of one worker's step with others, for messages.
 REDUCTIONS = (
     "`all_reduce` or `all_gather` of a replica context, or a reduction in a "
-    "`merge_call`,"
+    "`merge_call`, as by BatchNormalization(synchronized=True),"
 )
 
 

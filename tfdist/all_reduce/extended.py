@@ -139,8 +139,17 @@ class AllReduceExtended(one_replica.WorkerExtended):
                 return compiled_parts.call(fn, args, kwargs)
 
     def _replica_ctx_all_reduce(self, reduce_op, value, options=None):
+        self._refuse_reduction()
+        return tf.nest.map_structure(one_replica.identity, value)
+
+    def _check_reduction(self):
+        if self.engine.is_in_step:
+            self._refuse_reduction()
+
+    def _refuse_reduction(self):
+        """Refuses one that is not of the optimizer, where others take part."""
         if self.engine.is_applying or self.engine.collectives.num_workers == 1:
-            return tf.nest.map_structure(one_replica.identity, value)
+            return
         if private_keras_variables.is_applying_optimizer():
             raise ValueError(
                 "An optimizer was created outside strategy.scope(): create "
@@ -149,12 +158,9 @@ class AllReduceExtended(one_replica.WorkerExtended):
         raise NotImplementedError(
             f"{one_replica.REDUCTIONS} must not be called in a step "
             f"of {type(self._container_strategy()).__name__}: at the end of "
-            "its data a worker would not take part. Use an optimizer."
+            "its data a worker would not take part. Use synchronized=False, "
+            "or an optimizer."
         )
-
-    def _check_reduction(self):
-        if self.engine.is_in_step:
-            self._replica_ctx_all_reduce(None, ())
 
     def _update(self, var, fn, args, kwargs, group):
         update = self.engine.update

@@ -224,9 +224,8 @@ class ParameterServerExtended(one_replica.WorkerExtended):
         if private_keras_variables.is_applying_optimizer():
             return
         raise NotImplementedError(
-            f"{one_replica.REDUCTIONS} as by "
-            "BatchNormalization(synchronized=True), must not be called in a "
-            f"step of {type(self._container_strategy()).__name__} with "
+            f"{one_replica.REDUCTIONS} must not be called in a step "
+            f"of {type(self._container_strategy()).__name__} with "
             "several workers: each takes its steps by itself. Use "
             "synchronized=False, or an optimizer."
         )
