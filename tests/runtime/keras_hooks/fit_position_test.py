@@ -20,12 +20,6 @@ CALL = 1
 _CLOSED = fit_progress.closed(CALL)
 
 
-@pytest.fixture(autouse=True)
-def often(monkeypatch):
-    """Who waits soon looks at the next table."""
-    monkeypatch.setattr(waiting, "_POLL_SECONDS", 0.01)
-
-
 def row(
     epoch=0,
     batch=0,

@@ -1,0 +1,124 @@
+"""One worker's `ChiefDecisions`, with tables that a test writes."""
+
+import functools
+import types
+
+import keras
+import tensorflow as tf
+
+from tfdist import private_keras_calls
+from tfdist import running_fit
+from tfdist.cluster import fit_progress
+from tfdist.cluster import waiting
+from tfdist.cluster.member_table import Member
+from tfdist.cluster.member_table import MemberState
+from tfdist.runtime.keras_hooks import chief_decisions
+from tfdist.runtime.keras_hooks import fit_call
+from tfdist.runtime.keras_hooks import queued_work
+from tfdist.runtime.variables.variables import Role
+
+NAMES = ("chief", "one", "two", "later")
+WEIGHT = types.SimpleNamespace(role=Role.PARAMETER)
+
+
+class Worker:
+    """A `ChiefDecisions` of a worker, and what it looks at.
+
+    Its table is read from a list, one row of members after the other, the
+    last one again and again.
+    """
+
+    def __init__(self, number, *tables, arrivals=0, **kwargs):
+        """Makes it: the worker of that number."""
+        self.reads = 0
+        self._tables = tables
+        store = types.SimpleNamespace(
+            worker_variable=lambda value, name: tf.Variable(value),
+            call=lambda function, *args: function(*args),
+            pulled_version=lambda shard: self.version,
+        )
+        self.runtime = types.SimpleNamespace(
+            store=store,
+            journal=types.SimpleNamespace(count=0, begun=0),
+            wait=functools.partial(
+                waiting.wait_while_it_gets_on,
+                stalled_after=lambda: 0.3,
+                progress=lambda: [0],
+            ),
+            local=None,
+            coordination=None,
+            work=queued_work.NoQueuedWork(),
+        )
+        self.version = 0
+        self.membership = membership = types.SimpleNamespace(
+            fits=fit_progress.Fits(),
+            read=self._read,
+            tell=lambda: None,
+            arrivals=arrivals,
+            former=None,
+            on_beat=[],
+            count_along=lambda arrivals: setattr(
+                membership, "arrivals", arrivals
+            ),
+        )
+        config = types.SimpleNamespace(
+            worker_names=NAMES, initial_workers=3, worker_id=number
+        )
+        self.chief_decisions = chief_decisions.ChiefDecisions(
+            self.runtime,
+            membership,
+            config,
+            worker_timeout=10.0,
+            start_timeout=60.0,
+            **kwargs,
+        )
+
+    def _read(self):
+        table = self._tables[min(self.reads, len(self._tables) - 1)]
+        self.reads += 1
+        return table
+
+    def begin(self, number):
+        """Is in that call of `fit`; returns it."""
+
+        class Frame:
+            f_locals = {"self": keras.Sequential()}
+
+        self.model = Frame.f_locals["self"]
+        fit = self.chief_decisions._fit = fit_call.FitCall(Frame, number)
+        fit.is_in_loop = True
+        return fit
+
+    def exchange(self, pulled, **told):
+        """Makes an exchange that brings what the chief tells."""
+        self.version = pulled
+        self.runtime.journal.count += 1
+        word = fit_progress.Word(**told).pack()
+        self.chief_decisions._told.assign(word)
+        self.chief_decisions._look(self.chief_decisions._fit)
+        return self.chief_decisions._fit
+
+
+def table(*words, state=MemberState.ALIVE, silent_for=0.0, arrivals=0):
+    """A table: the first row is like that, the others train."""
+    first, *others = [fit_progress.Word(reached=word) for word in words]
+    rows = [Member("chief", state, silent_for, arrivals, word=first)]
+    rows += [
+        Member("other", MemberState.ALIVE, 0.0, 0, word=word) for word in others
+    ]
+    rows += [
+        Member("other", MemberState.UNKNOWN, float("inf"), 0)
+        for _ in NAMES[len(rows) :]
+    ]
+    return rows
+
+
+def begin(worker, callbacks=None):
+    """A call of `fit` begins."""
+    model = worker.model
+
+    def fit(self, callbacks=callbacks):
+        frame = private_keras_calls.current_frame()
+        worker.chief_decisions.watch(frame, running_fit.begin(frame))
+
+    fit(model)

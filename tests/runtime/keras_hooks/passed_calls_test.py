@@ -1,0 +1,230 @@
+"""A worker's count of its calls of `fit`, also of one that comes back."""
+
+import dataclasses
+import types
+
+import keras
+import pytest
+import tensorflow as tf
+
+from tests.runtime.keras_hooks.one_worker import Worker
+from tests.runtime.keras_hooks.one_worker import begin
+from tests.runtime.keras_hooks.one_worker import table
+import tfdist
+from tfdist.cluster import fit_progress
+
+
+class Ends:
+    """What a call of `fit` that is over asks of its strategy."""
+
+    keeps_own_values = False
+
+    def __init__(self):
+        self.calls = []
+
+    def leave_if_over(self):
+        self.calls.append("leave")
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_call_that_raised_has_ended_when_the_next_begins(number):
+    other = fit_progress.closed(1)
+    # The chief, and another worker, have ended it and wait for this one.
+    worker = Worker(number, table(*[other if number == 0 else other + 1] * 2))
+    worker.runtime.local = worker.runtime.coordination = told = Ends()
+    told.waits = True
+    fit = worker.begin(1)
+    worker.chief_decisions._fits.tell(reached=fit_progress.begun(1))
+    worker.chief_decisions._fits.number = 1
+    seen = []
+    worker.chief_decisions._membership.tell = lambda: seen.append(
+        worker.chief_decisions._fits.word.reached
+    )
+    fit.has_begun = True
+    begin(worker)
+    assert told.calls == ["leave"]
+    # Before it waits for others.
+    assert seen[0] == fit_progress.closed(1)
+    assert worker.chief_decisions.number_of_order == 2
+
+
+def test_a_call_that_was_refused_before_its_first_step_was_none():
+    worker = Worker(0, table(0, 0))
+    worker.runtime.local = worker.runtime.coordination = told = Ends()
+    told.waits = True
+    worker.begin(1)
+    begin(worker)
+    assert worker.chief_decisions.number_of_order == 1
+
+
+def test_calls_within_one_have_orders_of_their_own():
+    worker = Worker(0, table(0, 0))
+    worker.begin(1)
+    decisions = worker.chief_decisions
+    decisions._fits.is_around = lambda frame: True
+    orders = [decisions.number_of_order]
+    for epoch in (4, 4, 5):
+        decisions._fits.tell(epoch=epoch)
+        begin(worker)
+        orders.append(decisions.number_of_order)
+    assert orders[0] == 1
+    assert len(set(orders)) == 4
+    # One that has been started again in epoch 5 makes the same.
+    decisions._fit.calls_within = 0, 0
+    begin(worker)
+    assert decisions.number_of_order == orders[-1]
+
+
+def test_a_call_to_which_a_worker_comes_back_at_its_end_has_been_one():
+    """It takes no step, and the script's next call is the others' next."""
+    member = table(0)[0]
+    word = fit_progress.Word(reached=fit_progress.begun(1), epoch=1, batch=4)
+    there = dataclasses.replace(member, word=word)
+    worker = Worker(1, [there] * 3)
+    worker.runtime.local = worker.runtime.coordination = Ends()
+    worker.model = keras.Sequential()
+    worker.chief_decisions._turns._membership.former = member
+    begin(worker)
+    decisions = worker.chief_decisions
+    assert decisions.begin_data(size=4, skips=True) == (2, 0)
+    begin(worker)
+    assert decisions.number_of_order == 2
+
+
+def comes_back(number, model, keeps_own_values=False):
+    """A worker that was killed in the second call of its script; begins again.
+
+    The others are in that call, and the chief has come to epoch 7, batch 3.
+    """
+    member = table(0)[0]
+    word = fit_progress.Word(reached=fit_progress.begun(2), epoch=7, batch=3)
+    there = dataclasses.replace(member, word=word)
+    worker = Worker(number, [there] * 3)
+    ends = Ends()
+    ends.waits, ends.keeps_own_values = False, keeps_own_values
+    worker.runtime.local = worker.runtime.coordination = ends
+    worker.runtime.commit = lambda: ends.calls.append("commit")
+    worker.runtime.unused_models = types.SimpleNamespace(
+        refuse=lambda variables: ends.calls.append(len(variables))
+    )
+    worker.model = model
+    worker.membership.former = there
+    return worker, ends.calls
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["chief", "other"])
+@pytest.mark.parametrize("callback", [None, "resumes"])
+def test_calls_that_others_have_ended_are_passed_by_who_comes_back(
+    tmp_path, number, callback
+):
+    strategy = tfdist.AsyncStrategy()
+    with strategy.scope():
+        layers = [keras.Input([1]), keras.layers.Dense(1)]
+        model = keras.Sequential(layers)
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.5), "mse")
+    worker, calls = comes_back(number, model)
+    decisions = worker.chief_decisions
+    resumes = [tfdist.callbacks.ClusterCheckpoint(tmp_path)]
+    begin(worker, resumes if callback else None)
+    assert decisions.fit_number == 1
+    assert decisions.begin_data(size=9, skips=True) == (1, 0)
+    # The callback may find nothing: it may have deleted its files at the end.
+    assert model._initial_epoch == fit_progress.OVER[0]
+    assert decisions.is_passed
+    # All variables of its first step are there, and none is freed.
+    assert model.optimizer.built
+    assert calls == ["commit", len(model.variables)]
+    begin(worker)
+    assert decisions.fit_number == 2
+    assert not decisions.is_passed
+    # It is refused before its first step, and made again.
+    begin(worker)
+    assert decisions.fit_number == 2
+    assert decisions.begin_data(size=9, skips=True) == (7, 3)
+    # Which it has found the others in: from now on it is one of them.
+    begin(worker)
+    assert decisions.fit_number == 3
+    assert decisions.begin_data(size=9, skips=True) == (0, 0)
+
+
+def test_the_end_of_a_call_that_is_passed_leaves_weights_to_the_others():
+    """Others train on; Keras would put averages in place (`use_ema`)."""
+    strategy = tfdist.AsyncStrategy()
+    with strategy.scope():
+        weight = tf.Variable(1.0)
+    strategy._runtime.commit()
+    decisions = types.SimpleNamespace(
+        is_passed=True, before_write=lambda variable: None
+    )
+    strategy._runtime.chief_decisions = decisions
+    for is_passed, value in ((True, 1.0), (False, 2.0)):
+        decisions.is_passed = is_passed
+        strategy.extended.update(
+            weight, lambda v, new: v.assign(new), args=(2.0,)
+        )
+        strategy._runtime.pull()
+        assert float(weight.numpy()) == value
+
+
+@pytest.mark.parametrize("what", ["unbuilt", "two optimizers", "local steps"])
+def test_calls_whose_first_step_makes_variables_are_not_passed(what):
+    """Variables that come later would have other numbers than on others."""
+    layers = [keras.Input([1]), keras.layers.Dense(1)]
+    model = keras.Sequential(None if what == "unbuilt" else layers)
+    model.compile("sgd", "mse")
+    if what == "two optimizers":
+        model.second = keras.optimizers.SGD()
+    worker, _ = comes_back(1, model, what == "local steps")
+    decisions = worker.chief_decisions
+    begin(worker)
+    assert decisions.fit_number == 2
+    assert decisions.begin_data(size=9, skips=True) == (7, 3)
+    # The chief has ended all that it has, and waits for this worker.
+    closed = fit_progress.closed(2)
+    worker._tables = [table(closed, closed, arrivals=1)]
+    begin(worker)
+    assert decisions.fit_number == 3
+    decisions.begin_data(size=9, skips=True)
+    assert model._initial_epoch == fit_progress.OVER[0]
+
+
+@pytest.mark.parametrize("finds", ["begun", "closed"])
+def test_later_calls_are_not_passed_as_the_chief_was_in_barrier_before(finds):
+    """Callbacks of calls that are passed do not come there."""
+    model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    worker, _ = comes_back(1, model)
+    decisions, at = worker.chief_decisions, getattr(fit_progress, finds)
+    worker._tables = [
+        table(*[at(2 if finds == "begun" else 1)] * 2, arrivals=4)
+    ]
+    begin(worker)
+    assert decisions.is_passed
+    decisions.begin_data(size=9, skips=True)
+    waits = decisions._turns.wait_for_chief
+
+    def wait_for_chief(reached, what):
+        # It begins its call now, or has before.
+        worker._tables = [
+            *[worker._tables[-1]] * 4,
+            table(reached, reached, arrivals=4),
+        ]
+        worker.reads = 0
+        waits(reached, what)
+
+    decisions._turns.wait_for_chief = wait_for_chief
+    for _ in range(2):
+        begin(worker)
+        assert not decisions.is_passed
+        decisions._fit.has_begun = True
+    # It has ended the last one, and waits there once more.
+    worker._tables = [table(*[fit_progress.closed(3)] * 2, arrivals=5)]
+    decisions._turns.wait_for_chief = waits
+    begin(worker)
+    assert decisions.is_passed
+
+
+def test_who_comes_late_for_the_first_time_is_in_the_others_call():
+    member = table(fit_progress.begun(2))[0]
+    turns = Worker(1, [member] * 3).chief_decisions._turns
+    assert turns.next_number(passes=True, may_pass=True) == 2
