@@ -11,10 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-_OFF = tf.data.Options()
-_OFF.experimental_distribute.auto_shard_policy = (
-    tf.data.experimental.AutoShardPolicy.OFF
-)
+from tests.multi_process import tasks
 
 
 class Mean(keras.losses.Loss):
@@ -31,12 +28,7 @@ def batches(x, y=None, size=1):
     x = x[:, None] if x.ndim == 1 else x
     y = x if y is None else y
     data = tf.data.Dataset.from_tensor_slices((x, y))
-    return unshared(data.batch(size, drop_remainder=True))
-
-
-def unshared(data):
-    """A data set of this worker's own."""
-    return data.with_options(_OFF)
+    return tasks.unshared(data.batch(size, drop_remainder=True))
 
 
 def linear(optimizer=None, **settings):

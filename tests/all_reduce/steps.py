@@ -10,6 +10,7 @@ from tests.all_reduce import programs
 from tests.all_reduce.programs import batches
 from tests.all_reduce.programs import linear
 from tests.all_reduce.programs import weight_of
+from tests.multi_process import tasks
 
 # By worker, the gradients of its batches. Their means: 4.5, 9, 4.
 GRADIENTS = [1, 2, 4], [8, 16]
@@ -69,7 +70,7 @@ def _table_after_training(
             ),
         )
         strategy.journal.read_new()
-        model.fit(programs.unshared(data), verbose=0)
+        model.fit(tasks.unshared(data), verbose=0)
         sent.append(
             [record.bytes_sent for record in strategy.journal.read_new()]
         )

@@ -6,7 +6,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.all_reduce.programs import unshared
 from tests.keras_programs import kit
 from tests.keras_programs.arithmetic import OWN
 from tests.keras_programs.arithmetic import left_over
@@ -16,6 +15,7 @@ from tests.keras_programs.columns import COLUMNS
 from tests.keras_programs.table import Refused
 from tests.keras_programs.table import of
 from tests.keras_programs.table import row
+from tests.multi_process import tasks
 
 _VALUES = np.array([2.0**k for k in range(8)], "float32")[:, None]
 
@@ -178,7 +178,7 @@ def named_inputs(strategy, worker):
     data = tf.data.Dataset.from_tensor_slices(
         ({"a": half, "b": half}, {"sum": half})
     )
-    data = unshared(data.batch(1))
+    data = tasks.unshared(data.batch(1))
     model.fit(data, verbose=0)
     return kit.weight(strategy, model)
 

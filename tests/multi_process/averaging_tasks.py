@@ -130,11 +130,7 @@ def regress(name, arguments, optimizer, batch_sizes, steps, paces=(0, 0, 0)):
         )
         model.compile(keras.optimizers.deserialize(optimizer), "mse")
     x, y = synchronization_tasks.regression(worker, steps, batch_sizes[worker])
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = (
-        tf.data.experimental.AutoShardPolicy.OFF
-    )
-    data = tf.data.Dataset.from_tensor_slices((x, y)).with_options(options)
+    data = tasks.unshared(tf.data.Dataset.from_tensor_slices((x, y)))
     shown = [_weights(model)]
 
     def after_step(batch, logs):

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.multi_process import handshake
+from tests.multi_process import tasks
 import tfdist
 
 METHODS = {
@@ -59,12 +60,8 @@ def stop(model):
 
 def data(*values):
     """A batch with each of the values, for this worker alone."""
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = (
-        tf.data.experimental.AutoShardPolicy.OFF
-    )
     x = np.array(values, np.float32)[:, None, None]
-    return tf.data.Dataset.from_tensor_slices((x, x)).with_options(options)
+    return tasks.unshared(tf.data.Dataset.from_tensor_slices((x, x)))
 
 
 class Program:

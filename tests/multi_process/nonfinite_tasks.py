@@ -84,18 +84,9 @@ def _fit_on_one_server(strategy):
         model.compile(keras.optimizers.SGD(1.0), tasks.first_output)
     x = np.array([1.0, NAN, 1.0], "float32")[:, None, None]
     data = tf.data.Dataset.from_tensor_slices((x, x))
-    model.fit(data.with_options(_unshared()), verbose=0)
+    model.fit(tasks.unshared(data), verbose=0)
     strategy.barrier()
     return {"before": before, "after": strategy.push_counts()}
-
-
-def _unshared():
-    """Options of data of which every worker has all."""
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = (
-        tf.data.experimental.AutoShardPolicy.OFF
-    )
-    return options
 
 
 def _fit(strategy, steps):
@@ -106,7 +97,7 @@ def _fit(strategy, steps):
     data = tf.data.Dataset.from_tensor_slices((x, x[:, :, :1]))
     message = None
     try:
-        model.fit(data.with_options(_unshared()), verbose=0)
+        model.fit(tasks.unshared(data), verbose=0)
     except tf.errors.InvalidArgumentError as error:
         message = str(error)
     strategy.barrier()

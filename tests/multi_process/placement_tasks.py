@@ -5,6 +5,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.multi_process import handshake
+from tests.multi_process import tasks
 from tests.placement import zoo
 import tfdist
 from tfdist import placement
@@ -38,12 +39,8 @@ def train(how):
         fault_tolerance=tfdist.FaultTolerance(start_timeout=60.0),
     )
     x, y = zoo.data("skips", 64)
-    whole = tf.data.Options()
-    whole.experimental_distribute.auto_shard_policy = (
-        tf.data.experimental.AutoShardPolicy.OFF
-    )
     batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
-    batches = batches.with_options(whole)
+    batches = tasks.unshared(batches)
     with strategy.scope():
         model, _ = zoo.build("skips")
         if how[strategy.cluster.worker_id] == "placed":

@@ -94,10 +94,8 @@ def _data(value, hold, release):
         x = tf.ensure_shape(x, [_BATCH_SIZE, 1])
         return x, x
 
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = (
-        tf.data.experimental.AutoShardPolicy.OFF
-    )
+    data = tasks.unshared(tf.data.Dataset.range(10**9).map(pair))
     # So that a batch is made in the middle of the step that takes it.
+    options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False
-    return tf.data.Dataset.range(10**9).map(pair).with_options(options)
+    return data.with_options(options)

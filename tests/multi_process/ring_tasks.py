@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.multi_process import handshake
+from tests.multi_process import tasks
 import tfdist
 
 # By worker: examples in a batch, and batches where data ends unevenly.
@@ -90,7 +91,7 @@ def _fit(strategy, optimizer, batches=(EVEN,) * 3, fits=1, **compile_arguments):
     x = random.normal(size=(steps * SIZES[worker], 4)).astype("float32")
     data = tf.data.Dataset.from_tensor_slices((x, x[:, :1] ** 2))
     for _ in range(fits):
-        model.fit(_own(data.batch(SIZES[worker])), verbose=0)
+        model.fit(tasks.unshared(data.batch(SIZES[worker])), verbose=0)
     strategy.barrier()
     exchanges = strategy.journal.read_new()
     return {
@@ -103,14 +104,6 @@ def _fit(strategy, optimizer, batches=(EVEN,) * 3, fits=1, **compile_arguments):
         "bytes": [[e.bytes_sent, e.bytes_received] for e in exchanges],
         "over": bool(strategy.training_is_over()),
     }
-
-
-def _own(data):
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = (
-        tf.data.experimental.AutoShardPolicy.OFF
-    )
-    return data.with_options(options)
 
 
 def start_alone():
@@ -177,7 +170,7 @@ def one_after_the_other(models):
         x = np.full([SIZES[worker], 4], worker + 1.0)
         data = tf.data.Dataset.from_tensors((x, x[:, :1])).repeat(3)
         for _ in range(2):
-            model.fit(_own(data), verbose=0)
+            model.fit(tasks.unshared(data), verbose=0)
         strategy.barrier()
         weights.append([value.tolist() for value in model.get_weights()])
         kept.append(model)

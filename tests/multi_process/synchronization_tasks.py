@@ -157,11 +157,7 @@ def regress(
             "mse",
         )
     x, y = regression(strategy.cluster.worker_id, steps, batch_size)
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = (
-        tf.data.experimental.AutoShardPolicy.OFF
-    )
-    data = tf.data.Dataset.from_tensor_slices((x, y)).with_options(options)
+    data = tasks.unshared(tf.data.Dataset.from_tensor_slices((x, y)))
     seen = [_weights(model)]
 
     def after_step(batch, logs):

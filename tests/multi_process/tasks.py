@@ -107,12 +107,17 @@ def build_sum_of_weights(
 
 def own_data(value, batch_size=1):
     """Endless batches, for one worker, whose gradient is `value`."""
+    x = np.full([batch_size, 1], value, np.float32)
+    return unshared(tf.data.Dataset.from_tensors((x, x)).repeat())
+
+
+def unshared(data):
+    """The data set, all of which each worker trains on."""
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = (
         tf.data.experimental.AutoShardPolicy.OFF
     )
-    x = np.full([batch_size, 1], value, np.float32)
-    return tf.data.Dataset.from_tensors((x, x)).repeat().with_options(options)
+    return data.with_options(options)
 
 
 class WaitAfterFirstStep(keras.callbacks.Callback):

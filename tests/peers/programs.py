@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tests.all_reduce import programs
 from tests.multi_process import handshake
+from tests.multi_process import tasks
 import tfdist
 from tfdist.peers import account
 
@@ -45,7 +46,7 @@ class Product(keras.losses.Loss):
 def data(worker, steps):
     """Batches of one example each."""
     x, y = (np.float32(factor)[None] for factor in _factors(worker))
-    return programs.unshared(tf.data.Dataset.from_tensors((x, y)).repeat(steps))
+    return tasks.unshared(tf.data.Dataset.from_tensors((x, y)).repeat(steps))
 
 
 def model_of(strategy, make=None, **settings):
@@ -176,7 +177,7 @@ def loss_scale(strategy, worker):
     batches = data(worker, 4)
     if worker == 1:
         bad = [np.full([1, n], np.inf, "float32") for n in (ROWS, COLUMNS)]
-        batches = programs.unshared(
+        batches = tasks.unshared(
             data(worker, 3).concatenate(
                 tf.data.Dataset.from_tensors(tuple(bad))
             )
