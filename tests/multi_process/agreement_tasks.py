@@ -55,9 +55,7 @@ def train(strategy, arguments, seconds=0.02, **model):
     strategy = getattr(tfdist, strategy)(
         **arguments,
         seed=SEED,
-        fault_tolerance=tfdist.FaultTolerance(
-            start_timeout=60.0, worker_timeout=60.0
-        ),  # So that nobody is gone for being slow.
+        fault_tolerance=tasks.PATIENT,
     )
     with strategy.scope():
         made = build(**model)

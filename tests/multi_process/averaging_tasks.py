@@ -115,9 +115,7 @@ def regress(name, arguments, optimizer, batch_sizes, steps, paces=(0, 0, 0)):
         paces: by worker, seconds to pause after each step.
     """
     strategy = getattr(tfdist, name)(
-        fault_tolerance=tfdist.FaultTolerance(
-            start_timeout=60.0, worker_timeout=60.0
-        ),
+        fault_tolerance=tasks.PATIENT,
         **arguments,
     )
     worker = strategy.cluster.worker_id

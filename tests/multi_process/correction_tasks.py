@@ -77,9 +77,7 @@ def train(name, arguments, value, until, pace=0.0):
     """
     strategy = tfdist.ParameterServerStrategy(
         correction=getattr(correction, name)(**arguments),
-        fault_tolerance=tfdist.FaultTolerance(
-            start_timeout=60.0, worker_timeout=60.0
-        ),  # So that nobody is gone for being slow.
+        fault_tolerance=tasks.PATIENT,
     )
     with strategy.scope():
         optimizer = keras.optimizers.SGD(RATE)

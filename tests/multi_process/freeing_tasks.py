@@ -23,9 +23,7 @@ def one_after_the_other(strategies, models):
     reports = {}
     for name in strategies:
         strategy = recovery_tasks.STRATEGIES[name](
-            fault_tolerance=tfdist.FaultTolerance(
-                start_timeout=60.0, worker_timeout=60.0
-            )
+            fault_tolerance=tasks.PATIENT
         )
         named, pushed = {}, []
         for _ in range(models):

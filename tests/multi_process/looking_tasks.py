@@ -99,11 +99,7 @@ def look(kinds):
     Args:
         kinds: names of `KINDS`.
     """
-    strategy = tfdist.AsyncStrategy(
-        fault_tolerance=tfdist.FaultTolerance(
-            start_timeout=60.0, worker_timeout=60.0
-        )
-    )
+    strategy = tfdist.AsyncStrategy(fault_tolerance=tasks.PATIENT)
     is_chief = strategy.cluster.is_chief
     seen, found = [], {}
     with strategy.scope():

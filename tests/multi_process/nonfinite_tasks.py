@@ -66,9 +66,7 @@ def train_in_a_ring():
     strategy = tfdist.ParameterAveragingStrategy(
         2,
         communication="ring",
-        fault_tolerance=tfdist.FaultTolerance(
-            start_timeout=60.0, worker_timeout=60.0
-        ),
+        fault_tolerance=tasks.PATIENT,
     )
     steps = STEPS[strategy.cluster.worker_id][:5]
     handshake.report(ring=_fit(strategy, steps))

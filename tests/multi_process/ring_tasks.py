@@ -26,9 +26,7 @@ def train(communication):
     """
     common = {
         "communication": communication,
-        "fault_tolerance": tfdist.FaultTolerance(
-            start_timeout=60.0, worker_timeout=60.0
-        ),
+        "fault_tolerance": tasks.PATIENT,
         "seed": 1,
         "synchronization": tfdist.synchronization.Sync(),
     }

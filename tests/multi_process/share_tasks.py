@@ -119,11 +119,7 @@ PROGRAMS = {
 
 
 def _strategy(method, workers):
-    kwargs = {
-        "fault_tolerance": tfdist.FaultTolerance(
-            start_timeout=60.0, worker_timeout=60.0
-        )
-    }
+    kwargs = {"fault_tolerance": tasks.PATIENT}
     alone = synchronization.Sync(backup_workers=workers - 1, on_drop="retry")
     make = {
         "Async": lambda: tfdist.AsyncStrategy(**kwargs),

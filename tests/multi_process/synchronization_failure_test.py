@@ -193,12 +193,12 @@ def test_workers_that_never_begin_are_waited_for_at_first_only(cluster):
     made = cluster(num_ps=1, num_workers=3)
     made.start_servers()
     early = [
-        start(made, k, "sync", until="stop", pace=0.01, missing=15.0)
+        start(made, k, "sync", until="stop", pace=0.01, start_timeout=15.0)
         for k in (0, 1)
     ]
     for worker in early:
         worker.wait_for_steps(10)
-    late = start(made, 2, "sync", until="stop", pace=0.01, missing=15.0)
+    late = start(made, 2, "sync", until="stop", pace=0.01, start_timeout=15.0)
     late.wait_for_steps(10)
     early[0].expect("/job:worker/task:2 takes part again")
     made.tell("stop")
@@ -233,7 +233,7 @@ def test_a_server_that_dies_ends_the_wait_and_all_go_on(cluster, index):
 def test_workers_with_different_methods_are_refused(cluster):
     made = cluster(num_ps=1, num_workers=2)
     made.start_servers(lost_after=15.0)
-    right = start(made, 0, "bounded", until="stop", missing=15.0)
+    right = start(made, 0, "bounded", until="stop", start_timeout=15.0)
     right.wait_for_steps(1)
     wrong = start(made, 1, "softsync", until="stop")
     assert wrong.wait() == 1

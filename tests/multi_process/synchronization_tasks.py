@@ -34,8 +34,6 @@ def train(
     value,
     until,
     pace=0.0,
-    worker_timeout=60.0,
-    missing=60.0,
     before=None,
     after=None,
     hold=0,
@@ -49,20 +47,17 @@ def train(
         value: the gradient.
         until: what the test tells, or a number of steps.
         pace: seconds to pause after each step.
-        worker_timeout: of the strategy.
-        missing: the strategy's start_timeout.
         before: what to wait for, connected, before `fit`.
         after: what to wait for when `fit` has ended.
         hold: after this number of steps wait until told to go on.
-        **tolerance: more of `tfdist.FaultTolerance`.
+        **tolerance: of `tfdist.FaultTolerance`. By default `start_timeout` and
+            `worker_timeout` are 60 seconds.
     """
     strategy = strategy_of(
         method,
         arguments,
-        worker_timeout=worker_timeout,
-        start_timeout=missing,
         decisions=failure_tasks.decisions_of(until),
-        **tolerance,
+        **{"worker_timeout": 60.0, **tolerance},
     )
     model = tasks.build_sum_of_weights(strategy, shapes=SHAPES)
     if before is not None:

@@ -20,6 +20,8 @@ from tfdist.cluster import member_table
 from tfdist.cluster import registration
 
 SHAPES = ((), (7,), (3, 5), (129, 2))
+# So that nobody is gone for being slow.
+PATIENT = tfdist.FaultTolerance(start_timeout=60.0, worker_timeout=60.0)
 
 
 def serve(start_timeout=60.0, lost_after=member_table.LOST_AFTER_SECONDS):
