@@ -145,7 +145,7 @@ def test_a_variable_of_the_user_s_that_each_eager_step_makes_is_refused(
         monkeypatch.setattr(
             strategy.extended,
             "_step_of_evaluation",
-            lambda fn, is_eager: evaluations.EvaluationStep(is_eager),
+            lambda evaluates, is_eager: evaluations.EvaluationStep(is_eager),
         )
 
     def step(makes, keeps=False):

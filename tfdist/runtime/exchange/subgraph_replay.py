@@ -183,23 +183,19 @@ def plan_from_own(value, variable, since):
       value, in a graph around this one, or by operations that cannot be built
       again.
     """
-    graph, known, own = value.graph, set(), set()
+    graph, own = value.graph, _handles_of(variable, value.graph)
     if graph is not tf.compat.v1.get_default_graph():
         return None
-    for outer, inner in graph.captures:
-        if outer is variable.local_handle:
-            own.add(inner.name)
-        if inner.dtype == tf.resource or not tf.is_symbolic_tensor(outer):
-            known.add(inner.name)
-    found, stack = {}, [value.op]
-    while stack:
-        operation = stack.pop()
-        if operation.name in found:
-            continue
-        found[operation.name] = operation
+    known = {
+        inner.name
+        for outer, inner in graph.captures
+        if inner.dtype == tf.resource or not tf.is_symbolic_tensor(outer)
+    }
+    found = set()
+    for operation in _ancestors(value):
+        found.add(operation.name)
         if len(found) > MAX_LIFTED_OPS or _is_data(operation, known):
             return None
-        stack += [tensor.op for tensor in operation.inputs]
     operations, inputs = {}, {}
     for place, operation in enumerate(graph.get_operations()):
         if operation.name not in found:
@@ -237,19 +233,29 @@ def may_depend_on(value, variable):
       value: A tensor of the graph that is being built.
       variable: A `ReplicaVariable`.
     """
-    handles = {
+    own = _handles_of(variable, value.graph)
+    for number, operation in enumerate(_ancestors(value), 1):
+        reads = any(tensor.name in own for tensor in operation.inputs)
+        if reads or number > MAX_LIFTED_OPS:
+            return True
+    return False
+
+
+def _handles_of(variable, graph):
+    """Returns the names of a variable's handle in a graph, a set."""
+    return {
         inner.name
-        for outer, inner in value.graph.captures
+        for outer, inner in graph.captures
         if outer is variable.local_handle
     }
+
+
+def _ancestors(value):
+    """Yields the operations that a tensor is made by, each once."""
     seen, stack = set(), [value.op]
     while stack:
         operation = stack.pop()
-        if operation.name in seen:
-            continue
-        seen.add(operation.name)
-        names = {tensor.name for tensor in operation.inputs}
-        if names & handles or len(seen) > MAX_LIFTED_OPS:
-            return True
-        stack += [tensor.op for tensor in operation.inputs]
-    return False
+        if operation.name not in seen:
+            seen.add(operation.name)
+            yield operation
+            stack += [tensor.op for tensor in operation.inputs]
