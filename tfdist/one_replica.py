@@ -10,7 +10,6 @@ from tfdist import private_keras
 from tfdist import private_keras_calls
 from tfdist import private_keras_variables
 from tfdist import private_tensorflow
-from tfdist import variable_names
 
 # Of a variable's arguments, what is kept of those that creators hand on.
 _KNOWN = (
@@ -347,50 +346,6 @@ def foreign_objects_explained():
             "strategy.scope(): create both, and compile, inside the "
             "scope of the one strategy that trains."
         ) from error
-
-
-@contextlib.contextmanager
-def own_random_numbers(config):
-    """Scope of a step, in which `tf.random` draws numbers of a worker's own.
-
-    Workers have the same global seed, and would draw the same ones. Eager
-    operations still do: TensorFlow has one state for all of a process.
-
-    Args:
-      config: The `ClusterConfig`; the first worker draws what plain Keras
-        would.
-
-    Yields:
-      The seed that all workers have, for `common_random_numbers`, or None.
-    """
-    graph = tf.compat.v1.get_default_graph()
-    common = None if tf.executing_eagerly() else graph.seed
-    if common is None:
-        yield None
-        return
-    # An evaluator has no number.
-    worker = config.worker_id if config.is_worker else 0
-    own = variable_names.seed_of(worker, common) if worker else common
-    with common_random_numbers(own):
-        yield common
-
-
-@contextlib.contextmanager
-def common_random_numbers(seed):
-    """Scope in which `tf.random` draws what it draws on all other workers.
-
-    Args:
-      seed: As from `own_random_numbers`; None changes nothing.
-    """
-    if seed is None:
-        yield
-        return
-    graph = tf.compat.v1.get_default_graph()
-    before, graph.seed = graph.seed, seed
-    try:
-        yield
-    finally:
-        graph.seed = before
 
 
 def tensors_in(structure):

@@ -10,6 +10,7 @@ from tfdist import compiled_parts
 from tfdist import fused_kernels
 from tfdist import guarded_steps
 from tfdist import one_replica
+from tfdist import own_random_numbers
 from tfdist import private_keras
 from tfdist import private_keras_calls
 from tfdist import private_keras_variables
@@ -120,7 +121,7 @@ class AllReduceExtended(one_replica.WorkerExtended):
             inputs = tf.control_dependencies(
                 one_replica.tensors_in((args, kwargs))
             )
-        own_numbers = one_replica.own_random_numbers(self.engine.config)
+        own_numbers = own_random_numbers.own_random_numbers(self.engine.config)
         with (
             one_replica.foreign_objects_explained(),
             own_numbers as common_seed,

@@ -6,6 +6,7 @@ import tensorflow as tf
 from tfdist import compiled_parts
 from tfdist import missing_gradients
 from tfdist import one_replica
+from tfdist import own_random_numbers
 from tfdist import private_keras
 from tfdist import private_tensorflow
 from tfdist.all_reduce import rows
@@ -20,7 +21,7 @@ class TrainingStep:
       engine: The `Engine`.
       trains: Whether it is a training step even without an optimizer.
       common_seed: That of `tf.random` on all workers, or None; see
-        `one_replica.common_random_numbers`.
+        `own_random_numbers.seeded`.
 
     Attributes:
       lanes: List of `Lane`, in the order of the step.
@@ -140,7 +141,7 @@ class TrainingStep:
         # A step that trains without an optimizer is one all the same.
         counts = optimizer is not None or not self.lanes
         self.lanes.append(lane)
-        with one_replica.common_random_numbers(self._common_seed):
+        with own_random_numbers.seeded(self._common_seed):
             lane.step(gradients, [before for _, before in assigned], counts)
 
     def finish(self):

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdist import model_optimizers
 from tfdist import one_replica
+from tfdist import own_random_numbers
 from tfdist import private_keras_calls
 from tfdist import private_tensorflow
 from tfdist import variable_names
@@ -112,10 +113,10 @@ class WorkerVariable(private_tensorflow.ResourceVariable):
         return variable_names.is_seed(self.name)
 
     def spread_seed(self, worker):
-        """See `variable_names.spread_seed`; an optimizer's is that of all."""
+        """See `own_random_numbers`; an optimizer's is that of all."""
         if self.kind is Kind.OPTIMIZER and self._engine.updates_alike:
             return
-        state = variable_names.spread_seed(self.numpy(), worker)
+        state = own_random_numbers.spread_seed(self.numpy(), worker)
         self.assign(tf.constant(state, self.dtype))
 
     @property

@@ -4,6 +4,7 @@ import dataclasses
 
 import tensorflow as tf
 
+from tfdist import own_random_numbers
 from tfdist import variable_names
 from tfdist.averaging.base import Pushed
 from tfdist.averaging.base import is_momentum
@@ -97,7 +98,9 @@ class VirtualLocalSteps:
         rest = list(self.first)
         for place, variable in enumerate(self._rest):
             if variable_names.is_seed(variable.name):
-                state = variable_names.spread_seed(rest[place].numpy(), worker)
+                state = own_random_numbers.spread_seed(
+                    rest[place].numpy(), worker
+                )
                 rest[place] = tf.constant(state, variable.dtype)
         return Own(
             parameters=given,

@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfdist import compiled_parts
 from tfdist import fused_kernels
 from tfdist import one_replica
+from tfdist import own_random_numbers
 from tfdist import private_keras_calls
 from tfdist import private_keras_variables
 from tfdist import private_tensorflow
@@ -191,7 +192,7 @@ class ParameterServerExtended(one_replica.WorkerExtended):
             # there, as an operation would that does not depend on it.
             with (
                 one_replica.foreign_objects_explained(),
-                one_replica.own_random_numbers(self._config),
+                own_random_numbers.own_random_numbers(self._config),
                 tf.control_dependencies(one_replica.tensors_in((args, kwargs))),
             ):
                 result = compiled_parts.call(fn, args, kwargs)

@@ -4,6 +4,7 @@ import weakref
 
 import tensorflow as tf
 
+from tfdist import own_random_numbers
 from tfdist import variable_names
 from tfdist.cluster import manifests
 from tfdist.runtime.variables import dynamic_table
@@ -214,8 +215,8 @@ class ParameterStore(resources.Resources):
         return tuple(pieces)
 
     def spread_seed(self, variable):
-        """Gives this worker a random stream; see `variable_names`."""
-        state = variable_names.spread_seed(variable.numpy(), self.worker_id)
+        """Gives this worker a random stream; see `own_random_numbers`."""
+        state = own_random_numbers.spread_seed(variable.numpy(), self.worker_id)
         variable.assign_replica(tf.constant(state, variable.dtype))
 
     def _place(self, variable, reference):
