@@ -7,6 +7,7 @@ Where one fails, Keras has changed; the docstrings of
 import functools
 import pathlib
 import sys
+import weakref
 
 import keras
 import numpy as np
@@ -504,6 +505,31 @@ def test_frames_are_walked_from_the_innermost_outward():
     assert private_keras_calls.local_of(outer, "looks") is looks
     assert private_keras_calls.local_of(outer, "gone") is None
     assert private_keras_calls.module_of(outer) == __name__
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        private_keras_calls.data_request,
+        lambda: private_keras_calls.loops_from(None),
+        private_keras_calls.evaluation,
+        private_keras_calls.fit_under_way,
+        private_keras_calls.compiling_model,
+        private_keras_calls.is_in_callback,
+        private_keras_calls.is_first_step_of_epoch,
+    ],
+)
+def test_what_a_program_deletes_is_freed_before_its_function_ends(look):
+    """Python keeps what was read of a frame: its strategy, or its model."""
+
+    class Kept:
+        pass
+
+    kept = Kept()
+    freed = weakref.ref(kept)
+    look()
+    del kept
+    assert freed() is None
 
 
 def test_a_keras_that_is_not_known_is_named_with_what_it_lacks():

@@ -107,20 +107,13 @@ def data_request():
     Raises:
       RuntimeError: Keras calls it in an unknown way.
     """
-    purpose, call = None, None
-    for frame in frames():
-        model = frame.f_locals.get("self")
-        method = frame.f_code.co_name
-        if method not in _VARIABLES or not isinstance(model, _TRAINER):
-            continue
-        call = frame
-        if method == "fit":
-            is_training = _is_set(frame, "epoch_iterator")
-            purpose = "validate" if is_training else "train"
-        else:
-            is_training = _is_called_from_fit(frame.f_back, model)
-            purpose = "validate" if is_training else "evaluate"
-        break
+    call, purpose = _call_of(*_VARIABLES), None
+    if call is not None and call.f_code.co_name == "fit":
+        is_training = _is_set(call, "epoch_iterator")
+        purpose = "validate" if is_training else "train"
+    elif call is not None:
+        is_training = _is_called_from_fit(call.f_back, model_of(call))
+        purpose = "validate" if is_training else "evaluate"
     # The frame that called the strategy.
     asking = next(f for f in frames() if not _is_of(f, "tfdist", "tensorflow"))
     if not _is_of(asking, "keras"):
@@ -179,12 +172,7 @@ def loops_from(frame):
       List of `keras.callbacks.CallbackList`, one for each `fit`, `evaluate`
       and `predict` under way, the innermost first.
     """
-    lists = [
-        callbacks_of(call)
-        for call in frames(frame)
-        if call.f_code.co_name in _VARIABLES
-        and isinstance(call.f_locals.get("self"), _TRAINER)
-    ]
+    lists = map(callbacks_of, _calls_of(_VARIABLES, frame))
     return [x for x in lists if isinstance(x, keras.callbacks.CallbackList)]
 
 
@@ -224,12 +212,10 @@ def current_frame():
 
 def is_first_step_of_epoch():
     """Whether the `fit` under way is at the first step of an epoch."""
-    for frame in frames():
-        if frame.f_code.co_name == "fit" and isinstance(
-            frame.f_locals.get("self"), _TRAINER
-        ):
-            return _is_set(frame, _STEP) and not frame.f_locals[_STEP]
-    return False
+    call = fit_under_way()
+    if call is None:
+        return False
+    return _is_set(call, _STEP) and not call.f_locals[_STEP]
 
 
 def is_building_model():
@@ -332,13 +318,22 @@ def unknown_keras(missing):
     )
 
 
+def _calls_of(methods, frame=None):
+    """Yields the frames of these methods of models, from the innermost outward.
+
+    Args:
+      methods: Their names.
+      frame: As of `frames`.
+    """
+    for one in frames(frame):
+        is_named = one.f_code.co_name in methods
+        if is_named and isinstance(self_of(one), _TRAINER):
+            yield one
+
+
 def _call_of(*methods):
     """Returns the innermost frame of these methods of models, or None."""
-    for frame in frames():
-        is_named = frame.f_code.co_name in methods
-        if is_named and isinstance(self_of(frame), _TRAINER):
-            return frame
-    return None
+    return next(_calls_of(methods), None)
 
 
 def _is_of(frame, *packages):
@@ -358,10 +353,7 @@ def _is_set(frame, name):
 
 
 def _is_called_from_fit(frame, model):
-    return frame is not None and any(
-        call.f_code.co_name == "fit" and call.f_locals.get("self") is model
-        for call in frames(frame)
-    )
+    return any(model_of(call) is model for call in _calls_of(("fit",), frame))
 
 
 def _keras_method(name):
