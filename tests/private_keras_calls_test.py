@@ -5,45 +5,29 @@ Where one fails, Keras has changed; the docstrings of
 """
 
 import functools
-import pathlib
 import sys
 import weakref
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.private_tensorflow_test import public_names
-import tfdist
+from tests import private_keras_calls_data_test
+from tests import private_names
+from tests.one_layer import X
+from tests.one_layer import Y
+from tests.one_layer import build
+from tests.one_layer import model
+from tests.one_layer import strategy
 from tfdist import private_keras_calls
 from tfdist import private_tensorflow
 
-X, Y = np.ones([8, 3]), np.ones([8, 1])
-
-
-@pytest.fixture(scope="module")
-def strategy():
-    return tfdist.AsyncStrategy()
-
-
-def build(strategy):
-    with strategy.scope():
-        model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-    return model
-
-
-@pytest.fixture(scope="module")
-def model(strategy):
-    """A model that tests train in turns, traced once."""
-    return build(strategy)
+__all__ = ["model", "strategy"]
 
 
 def test_every_look_has_a_canary():
-    text = pathlib.Path(__file__).read_text("utf-8")
-    for name in public_names(private_keras_calls):
-        assert f"private_keras_calls.{name}" in text, name
+    files = __file__, private_keras_calls_data_test.__file__
+    assert not private_names.without_a_canary(private_keras_calls, *files)
 
 
 def test_this_keras_is_known():
@@ -73,13 +57,9 @@ RENAMED = {
 
 @pytest.mark.parametrize("renamed", RENAMED)
 def test_a_strategy_refuses_a_keras_without(renamed, monkeypatch):
-    name, expected, missing = RENAMED[renamed]
-    monkeypatch.setattr(private_keras_calls, name, expected)
-    private_keras_calls.check.cache_clear()
-    with pytest.raises(RuntimeError) as raised:
-        tfdist.AsyncStrategy()
-    assert f"not support Keras {keras.version()}" in str(raised.value)
-    assert missing in str(raised.value)
+    private_names.check_refusal(
+        monkeypatch, private_keras_calls, *RENAMED[renamed]
+    )
 
 
 def test_a_fit_that_keeps_its_callbacks_elsewhere_is_refused(monkeypatch):
@@ -129,129 +109,6 @@ def test_a_call_for_shapes_is_told_from_others(makes_block):
     tf.function(lambda x: layer(x))(tf.ones([1, 1]))
     assert seen[0]
     assert seen[1:] and not any(seen[1:])
-
-
-@pytest.fixture
-def requests(monkeypatch):
-    """What strategies were asked for data for, a list of `DataRequest`."""
-    seen, kind = [], private_keras_calls.DataRequest
-
-    def record(purpose, call, adapter):
-        seen.append(kind(purpose, call, adapter))
-        return seen[-1]
-
-    monkeypatch.setattr(private_keras_calls, "DataRequest", record)
-    return seen
-
-
-def test_it_is_known_what_keras_asks_for_data_for(model, requests):
-    model.fit(X, Y, epochs=2, validation_data=(X, Y), verbose=0)
-    model.fit(X, Y, validation_split=0.5, steps_per_epoch=1, verbose=0)
-    model.evaluate(X, Y, verbose=0)
-    model.predict(X, verbose=0)
-    assert [request.purpose for request in requests] == [
-        "train",
-        "validate",
-        "train",
-        "validate",
-        "evaluate",
-        "evaluate",
-    ]
-    for request in requests:
-        assert private_keras_calls.model_of(request.call) is model
-        assert request.adapter.num_batches == 1
-    steps = private_keras_calls.steps_per_epoch_of
-    assert steps(requests[0].call) is None
-    assert steps(requests[2].call) == 1
-
-
-def test_a_layer_with_a_fit_of_keras_s_is_known_as_a_model(strategy, requests):
-    trainer = next(one for one in keras.Model.__mro__ if "fit" in vars(one))
-
-    class Trains(trainer, keras.layers.Dense):
-        def __init__(self):
-            keras.layers.Dense.__init__(self, units=1)
-            trainer.__init__(self)
-
-    with strategy.scope():
-        layer = Trains()
-        layer.compile("sgd", "mse")
-    layer.fit(X, Y, validation_data=(X, Y), verbose=0)
-    layer.evaluate(X, Y, verbose=0)
-    assert [request.purpose for request in requests] == [
-        "train",
-        "validate",
-        "evaluate",
-    ]
-
-
-def test_an_evaluation_in_a_callback_is_a_validation(model, requests):
-
-    class Evaluates(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            self.model.evaluate(X, Y, verbose=0)
-
-    model.fit(X, Y, callbacks=[Evaluates()], verbose=0)
-    assert [r.purpose for r in requests] == ["train", "validate"]
-
-
-def test_data_that_the_user_asks_for_is_not_keras_s(strategy, requests):
-    data = tf.data.Dataset.range(2)
-    strategy.experimental_distribute_dataset(data)
-    assert requests == [(None, None, None)]
-    assert private_keras_calls.data_request() == (None, None, None)
-
-
-def keras_model(strategy, program):
-    """A model with a method that a future Keras may have."""
-    names = {"__name__": "keras.src.future", "strategy": strategy}
-    exec(program, names)
-
-    class Future(keras.Model):
-        pass
-
-    for name, function in names.items():
-        if callable(function) and name != "strategy":
-            setattr(Future, name, function)
-    with strategy.scope():
-        return Future()
-
-
-ASKS = "strategy.experimental_distribute_dataset(data)"
-
-
-def test_data_is_not_shared_out_for_a_fit_that_is_not_known(strategy):
-    model = keras_model(
-        strategy,
-        f"""def fit(self, data):
-    epochs_of_data = {ASKS}
-    validation = {ASKS}
-""",
-    )
-    with pytest.raises(
-        RuntimeError, match="variable `epoch_iterator` of `fit`"
-    ):
-        model.fit(tf.data.Dataset.range(4))
-
-
-def test_data_is_not_shared_out_for_an_adapter_that_is_not_known(strategy):
-    model = keras_model(
-        strategy,
-        f"""def fit(self, data, epoch_iterator=None):
-    del epoch_iterator
-    epoch_iterator = {ASKS}
-""",
-    )
-    with pytest.raises(RuntimeError, match="a `data_adapter` around `fit`"):
-        model.fit(tf.data.Dataset.range(4))
-
-
-def test_data_is_not_shared_out_for_a_method_that_is_not_known(strategy):
-    model = keras_model(strategy, f"def learn(self, data):\n    {ASKS}\n")
-    with pytest.raises(
-        RuntimeError, match="`predict` of a model and a `data_adap"
-    ):
-        model.learn(tf.data.Dataset.range(4))
 
 
 def test_the_first_step_of_an_epoch_is_known(model):
@@ -337,12 +194,6 @@ def test_a_callback_of_keras_is_known_from_one_of_the_user_s(model):
     assert not private_keras_calls.is_in_callback()
 
 
-def test_a_first_step_that_is_not_known_is_not_guessed(strategy):
-    model = keras_model(strategy, "def fit(self, look):\n    return look()\n")
-    with pytest.raises(RuntimeError, match="variable `(begin_)?step` of `fit`"):
-        model.fit(private_keras_calls.is_first_step_of_epoch)
-
-
 def test_callbacks_and_loops_are_found(model):
     seen = []
 
@@ -393,30 +244,6 @@ def test_evaluations_and_predictions_are_found(model):
     model.evaluate(X, Y, callbacks=[Fits()], verbose=0)
     assert seen == [None, None]
     assert private_keras_calls.evaluation() is None
-
-
-def test_callbacks_of_a_call_are_first_the_user_s_then_keras_s(
-    strategy, requests
-):
-    seen = []
-
-    def look():
-        seen.append(private_keras_calls.callbacks_of(requests[0].call))
-
-    class Builds(keras.layers.Dense):
-        """Is built before the loop begins."""
-
-        def build(self, input_shape):
-            look()
-            super().build(input_shape)
-
-    with strategy.scope():
-        model = keras.Sequential([Builds(1)])
-        model.compile("sgd", "mse")
-    given = [keras.callbacks.LambdaCallback(on_train_begin=lambda _: look())]
-    model.fit(X, Y, callbacks=given, verbose=0)
-    assert seen[0] is given
-    assert isinstance(seen[-1], keras.callbacks.CallbackList)
 
 
 def test_it_is_known_when_a_model_is_being_built(strategy):

@@ -3,8 +3,6 @@
 As `private_keras_test`, for `tfdist.private_keras_data`.
 """
 
-import pathlib
-
 import keras
 from keras.src.trainers.data_adapters import array_data_adapter
 from keras.src.trainers.data_adapters import generator_data_adapter
@@ -12,15 +10,13 @@ from keras.src.trainers.data_adapters import py_dataset_adapter
 import numpy as np
 import pytest
 
-from tests.private_tensorflow_test import public_names
+from tests import private_names
 from tfdist import private_keras_data
 from tfdist import private_pipelines
 
 
 def test_every_name_has_a_canary():
-    text = pathlib.Path(__file__).read_text("utf-8")
-    for name in public_names(private_keras_data):
-        assert f"private_keras_data.{name}" in text, name
+    assert not private_names.without_a_canary(private_keras_data, __file__)
 
 
 def test_the_adapter_of_a_generator_is_known_and_reads_by_its_attribute():

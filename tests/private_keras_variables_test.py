@@ -3,22 +3,17 @@
 As `private_keras_calls_test`, for `tfdist.private_keras_variables`.
 """
 
-import pathlib
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.private_tensorflow_test import public_names
-import tfdist
+from tests import private_names
 from tfdist import private_keras_variables
 
 
 def test_every_look_has_a_canary():
-    text = pathlib.Path(__file__).read_text("utf-8")
-    for name in public_names(private_keras_variables):
-        assert f"private_keras_variables.{name}" in text, name
+    assert not private_names.without_a_canary(private_keras_variables, __file__)
 
 
 def test_this_keras_is_known():
@@ -58,13 +53,9 @@ RENAMED = {
 
 @pytest.mark.parametrize("renamed", RENAMED)
 def test_a_strategy_refuses_a_keras_without(renamed, monkeypatch):
-    name, expected, missing = RENAMED[renamed]
-    monkeypatch.setattr(private_keras_variables, name, expected)
-    private_keras_variables.check.cache_clear()
-    with pytest.raises(RuntimeError) as raised:
-        tfdist.AsyncStrategy()
-    assert f"not support Keras {keras.version()}" in str(raised.value)
-    assert missing in str(raised.value)
+    private_names.check_refusal(
+        monkeypatch, private_keras_variables, *RENAMED[renamed]
+    )
 
 
 def test_models_whose_methods_are_under_way_are_found():

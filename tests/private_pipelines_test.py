@@ -5,23 +5,19 @@ has changed: what tfdist does with the name is in its docstring. What it is
 good for: `tests.data_shares`.
 """
 
-import pathlib
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests import private_keras_data_test
-from tests.private_tensorflow_test import public_names
+from tests import private_names
 from tfdist import private_pipelines
 
 Dataset = tf.data.Dataset
 
 
 def test_every_name_has_a_canary():
-    text = pathlib.Path(__file__).read_text("utf-8")
-    for name in public_names(private_pipelines):
-        assert f"private_pipelines.{name}" in text, name
+    assert not private_names.without_a_canary(private_pipelines, __file__)
 
 
 COUNTING = {
@@ -212,6 +208,14 @@ def test_a_cached_shuffle_is_known():
     assert not caches(data.cache().shuffle(4))
     # It gives the same to every iterator.
     assert not caches(data.shuffle(4, 1, False).cache())
+
+
+def test_a_shuffle_that_no_cache_keeps_is_known():
+    shuffles = private_pipelines.shuffles_beyond_caches
+    data = Dataset.range(4)
+    assert shuffles(data.shuffle(4).cache().batch(2).shuffle(2).prefetch(1))
+    assert not shuffles(data.shuffle(4).batch(2).cache().prefetch(1))
+    assert not shuffles(data.shuffle(4, 1, False))
 
 
 def test_a_split_of_a_cached_shuffle_is_known():

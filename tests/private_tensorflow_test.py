@@ -6,13 +6,13 @@ has changed: what tfdist does with the name is in its docstring.
 
 import contextlib
 import inspect
-import pathlib
 import re
 
 import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from tests import private_names
 from tfdist import one_replica
 from tfdist import private_tensorflow
 from tfdist.pipeline import strategy as pipeline_strategy
@@ -20,18 +20,8 @@ from tfdist.runtime.keras_hooks import extended
 from tfdist.runtime.variables import variables
 
 
-def public_names(module):
-    """What a module defines, without what it imports."""
-    text = pathlib.Path(module.__file__).read_text("utf-8")
-    return re.findall(
-        r"(?m)^(?:def |class |(?=[A-Z]\w+ = ))([A-Za-z]\w*)", text
-    )
-
-
 def test_every_name_has_a_canary():
-    text = pathlib.Path(__file__).read_text("utf-8")
-    for name in public_names(private_tensorflow):
-        assert f"private_tensorflow.{name}" in text, name
+    assert not private_names.without_a_canary(private_tensorflow, __file__)
 
 
 def test_variables_are_read_and_restored_by_what_ours_override():
