@@ -65,8 +65,8 @@ def main():
                     for t in turns
                 )
             ),
-            "worker_mb": _peak(set(system.pids) - servers),
-            "server_mb": _peak(servers),
+            "worker_mb": round(children.peak_mb(set(system.pids) - servers)),
+            "server_mb": round(children.peak_mb(servers)),
         }
     print(
         tables.aligned(list(figures), [[f"{v:,.0f}" for v in figures.values()]])
@@ -83,17 +83,10 @@ def main():
 
 def turn(system, steps):
     """Seconds per step of a worker, and processor seconds of all processes."""
-
-    def used():
-        return sum(sum(children.cpu_seconds(pid)) for pid in system.pids)
-
-    before = used()
+    before = children.all_cpu_seconds(system.pids)
     answers = system.ask_all(steps, timeout=600.0)
-    return sum(answers) / len(answers), used() - before
-
-
-def _peak(pids):
-    return round(max(children.resident_mb(pid, peak=True) for pid in pids))
+    used = children.all_cpu_seconds(system.pids) - before
+    return sum(answers) / len(answers), used
 
 
 if __name__ == "__main__":

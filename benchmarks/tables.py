@@ -151,21 +151,17 @@ def measure(optimizer):
 def turn(system, steps):
     """Takes steps in one system; what they cost, a dict."""
     pids = system.server_pids
-    before = sum(sum(children.cpu_seconds(pid)) for pid in pids)
+    before = children.all_cpu_seconds(pids)
     answers = system.ask_all(steps, timeout=600.0)
-    cpu = sum(sum(children.cpu_seconds(pid)) for pid in pids) - before
+    cpu = children.all_cpu_seconds(pids) - before
     others = set(system.pids) - set(pids)
     return {
         "seconds": sum(answers) / len(answers),
-        "worker_mb": _peak(others),
-        "server_mb": _peak(pids),
+        "worker_mb": children.peak_mb(others),
+        "server_mb": children.peak_mb(pids),
         # Of as many steps as workers have taken together.
         "cpu": cpu / (FLAGS.workers * steps),
     }
-
-
-def _peak(pids):
-    return max(children.resident_mb(pid, peak=True) for pid in pids)
 
 
 if __name__ == "__main__":

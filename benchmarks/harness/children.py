@@ -170,6 +170,16 @@ def cpu_seconds(pid):
     return int(fields[11]) / ticks, int(fields[12]) / ticks
 
 
+def all_cpu_seconds(pids):
+    """The `cpu_seconds` of all these processes together."""
+    return sum(sum(cpu_seconds(pid)) for pid in pids)
+
+
+def peak_mb(pids):
+    """The largest peak of resident memory of these processes, in megabytes."""
+    return max(resident_mb(pid, peak=True) for pid in pids)
+
+
 def resident_mb(pid, peak=False):
     """Resident memory of a process in megabytes, now or at its peak."""
     name = "VmHWM:" if peak else "VmRSS:"

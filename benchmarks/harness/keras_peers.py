@@ -8,6 +8,7 @@ import json
 import os
 import time
 
+from harness import fit_clock
 from harness import own_batches
 from harness import peer_models
 import tfdist
@@ -136,33 +137,8 @@ def dataset(shape, worker):
 
 
 def _fitting(shape, strategy):
-    import keras
-
-    class StepEnds(keras.callbacks.Callback):
-        """Notes when each step ends."""
-
-        def __init__(self):
-            super().__init__()
-            self.times = []
-
-        def on_train_batch_end(self, batch, logs=None):
-            self.times.append(time.monotonic())
-
     model = _compiled(shape, strategy)
-    data = dataset(shape, worker_number())
-
-    def train(steps):
-        ends = StepEnds()
-        model.fit(
-            data,
-            steps_per_epoch=steps,
-            callbacks=[ends],
-            shuffle=False,
-            verbose=0,
-        )
-        return ends.times
-
-    return train
+    return fit_clock.ends_of(model, dataset(shape, worker_number()))
 
 
 def _compiled(shape, strategy):

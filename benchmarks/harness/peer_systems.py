@@ -81,9 +81,9 @@ class System:
             steps = self._steps(ends, _WARM_UP * seconds)
             ends = cluster.ask_all(steps, timeout=_SECONDS)
             steps = self._steps(ends, seconds)
-            before = _cpu_seconds(cluster)
+            before = children.all_cpu_seconds(cluster.pids)
             ends = cluster.ask_all(steps, timeout=_SECONDS)
-            after = _cpu_seconds(cluster)
+            after = children.all_cpu_seconds(cluster.pids)
         return peer_figures.Turn.of(ends, after - before)
 
     def _steps(self, ends, seconds):
@@ -204,8 +204,3 @@ def measure(shape, systems, rounds, seconds):
         name: peer_figures.Row(turns[name], errors.get(name))
         for name in systems
     }
-
-
-def _cpu_seconds(cluster):
-    """Of all processes so far, in user mode and in the kernel."""
-    return sum(sum(children.cpu_seconds(pid)) for pid in cluster.pids)
