@@ -1,5 +1,6 @@
 """The examples of a simulated run, and which worker takes which."""
 
+import contextlib
 import numbers
 
 import keras
@@ -186,6 +187,22 @@ def evaluate(model, validation):
         verbose=0,
         return_dict=True,
     )
+
+
+@contextlib.contextmanager
+def refused_as_model():
+    """Scope in which what real workers refuse is an error of `model_fn`.
+
+    Raises:
+      ValueError: With their reason.
+    """
+    try:
+        yield
+    except NotImplementedError as error:
+        raise ValueError(
+            "Argument `model_fn` must return a model that the strategy "
+            f"takes. {error}"
+        ) from error
 
 
 def check_model(model, averages=False, takes_local_steps=False):

@@ -120,13 +120,8 @@ def check_model(model, exchange):
     strategy = exchange.strategy_among_peers
     if strategy is None:
         return
-    try:
+    with data_lib.refused_as_model():
         refusals.check(model.optimizer, model.trainable_variables, strategy)
-    except NotImplementedError as error:
-        raise ValueError(
-            "Argument `model_fn` must return a model that the strategy "
-            f"takes. {error}"
-        ) from error
 
 
 class FlatRun:

@@ -52,12 +52,10 @@ def check_model(model, method):
         takes_local_steps=method.local_steps is not None,
     )
     if method.local_steps is not None:
-        try:
+        with data_lib.refused_as_model():
             model_optimizers.check_adds_updates(
                 model.optimizer, type(method.local_steps).__name__
             )
-        except NotImplementedError as error:
-            raise ValueError(str(error)) from error
     if method.correction is not None:
         method.correction.check_optimizer(
             method.server_optimizer(model.optimizer)
