@@ -220,8 +220,8 @@ def check_has_late_gradients(owner, synchronization, instead=""):
         )
 
 
-def check_copies(owner, backups):
-    """The `Copies` that the argument `backups` names.
+def check_backups(owner, backups):
+    """Checks that an argument `backups` names one of `Copies`.
 
     Args:
       owner: Name of the class.
@@ -232,4 +232,3 @@ def check_copies(owner, backups):
     """
     allowed = [place.value for place in Copies]
     checks.one_of(f"{owner}: backups", backups, allowed)
-    return Copies(backups)

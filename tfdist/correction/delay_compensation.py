@@ -87,17 +87,13 @@ class DelayCompensation(base.Correction):
         self.epsilon = checks.in_range(
             f"{name}: epsilon", epsilon, positive=True
         )
-        self.copies = base.check_copies(name, backups)
+        base.check_backups(name, backups)
+        self.backups = backups
 
-    def __repr__(self):
-        if type(self) is not DelayCompensation:
-            # It may have other settings.
-            return super().__repr__()
-        return (
-            f"DelayCompensation(lambda_0={self.lambda_0:g}, "
-            f"variance_decay={self.variance_decay}, "
-            f"epsilon={self.epsilon:g}, backups={self.copies.value!r})"
-        )
+    @property
+    def copies(self) -> base.Copies:
+        """Keeper of the parameters that a gradient was computed from."""
+        return base.Copies(self.backups)
 
     def resolve(
         self, synchronization: Synchronization, num_workers: int

@@ -53,13 +53,13 @@ class GapAware(base.Correction):
     observes = True
 
     def __init__(self, *, backups: Literal["server", "worker"] = "server"):
-        self.copies = base.check_copies("GapAware", backups)
+        base.check_backups("GapAware", backups)
+        self.backups = backups
 
-    def __repr__(self):
-        if type(self) is not GapAware:
-            # It may have other settings.
-            return super().__repr__()
-        return f"GapAware(backups={self.copies.value!r})"
+    @property
+    def copies(self) -> base.Copies:
+        """Keeper of the parameters that a gradient was computed from."""
+        return base.Copies(self.backups)
 
     def resolve(
         self, synchronization: Synchronization, num_workers: int
