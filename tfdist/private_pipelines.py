@@ -273,6 +273,10 @@ def repeats_a_shuffle(dataset):
     )
 
 
+def _is_drawn_anew(shuffle):
+    return getattr(shuffle, "_reshuffle_each_iteration", True)
+
+
 def caches_a_shuffle(dataset):
     """Whether a data set keeps the order of a shuffle in a cache.
 
@@ -282,12 +286,20 @@ def caches_a_shuffle(dataset):
     return any(
         _name(stage) == "CacheDataset"
         and any(
-            _name(part) in _SHUFFLES
-            and getattr(part, "_reshuffle_each_iteration", True)
+            _name(part) in _SHUFFLES and _is_drawn_anew(part)
             for part in _stages(stage)
         )
         for stage in _stages(dataset)
     )
+
+
+def shuffles_beyond_caches(dataset):
+    """Whether each iterator draws an order of its own, which no cache keeps."""
+    if _name(dataset) == "CacheDataset":
+        return False
+    if _name(dataset) in _SHUFFLES and _is_drawn_anew(dataset):
+        return True
+    return any(map(shuffles_beyond_caches, _parts(dataset)))
 
 
 def counts_a_cached_shuffle(dataset):

@@ -197,16 +197,21 @@ def test_a_callback_may_leave_out_more_than_was_known(share):
     assert rest == whole[2:]
 
 
-def test_a_worker_that_resumes_reads_an_endless_cache_to_no_end():
+@pytest.mark.parametrize("outer", [False, True])
+def test_a_worker_that_resumes_reads_an_endless_cache_to_no_end(outer):
     """It reads as much as a worker that was there from the start at most."""
-    (epoch,) = _epochs("endless", (0, 0), 3, [_Resumes(2)])
+    kind = "endless shuffle" if outer else "endless"
+    (epoch,) = _epochs(kind, (0, 0), 3, [_Resumes(2)])
     assert len(epoch) == 2
 
 
-def test_a_cache_of_unknown_size_is_filled_where_steps_are_counted():
+@pytest.mark.parametrize("outer", [False, True])
+def test_a_cache_of_unknown_size_is_filled_where_steps_are_counted(outer):
     def orders(passed):
         source = Source().dataset([1, 2], [1, 1])
         source = source.shuffle(BATCHES, seed=3).cache()
+        if outer:
+            source = source.shuffle(BATCHES, seed=3)
         data = epoch_data.EpochData(
             source,
             source,
@@ -219,7 +224,9 @@ def test_a_cache_of_unknown_size_is_filled_where_steps_are_counted():
         )
         return [[int(x[0, 0]) for x, _ in data] for _ in range(3 - passed)]
 
-    assert orders(passed=2) == orders(passed=0)[2:]
+    whole = orders(passed=0)
+    assert (whole[1] == whole[2]) != outer
+    assert orders(passed=2) == whole[2:]
 
 
 class _Resumes(keras.callbacks.Callback):
@@ -276,11 +283,13 @@ def _epochs(kind, left_out, number, callbacks=(), share=(2, 0)):
         # One order for all epochs.
         pairs = tf.data.Dataset.from_tensor_slices((x, x[:, :1]))
         data = {"x": pairs.shuffle(BATCHES, seed=3).batch(1).cache()}
-    elif kind == "endless":
+    elif kind in ("endless", "endless shuffle"):
         endless = source.dataset(
             [1, 2], [1, 1], generate=source.generate_without_end
         )
-        data = {"x": endless.shuffle(2).cache(), "steps_per_epoch": 2}
+        cached = endless.shuffle(2).cache()
+        data = cached if kind == "endless" else cached.shuffle(2)
+        data = {"x": data, "steps_per_epoch": 2}
     elif kind == "PyDataset":
         data = {"x": _OwnOrder()}
     elif kind == "lengths":

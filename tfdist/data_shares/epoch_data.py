@@ -32,8 +32,8 @@ class EpochData:
       passed: Callable of the number of epochs that a callback has made `fit`
         leave out when it begins. Their orders are passed over, so that a worker
         that resumes alone has those of the others.
-      num_steps: Number of batches that the call reads at most, where the user
-        has set `steps_per_epoch`; else None, and each epoch has an end.
+      num_steps: Number of batches that the call reads at most, where it is
+        known; else None, and each epoch has an end.
     """
 
     def __init__(
@@ -56,12 +56,16 @@ class EpochData:
         self._left_out = left_out
         self._make_epoch = make_epoch
         self._passed = passed
+        is_cached = private_pipelines.caches_a_shuffle(source)
+        # A cache keeps the order of the first iterator.
+        self._has_one_order = (
+            is_cached and not private_pipelines.shuffles_beyond_caches(source)
+        )
         cardinality = dataset.cardinality()
         is_unknown = cardinality == tf.data.UNKNOWN_CARDINALITY
         self._iterators = epoch_orders.EpochIterators(
             dataset,
-            cardinality != tf.data.INFINITE_CARDINALITY
-            and private_pipelines.caches_a_shuffle(source),
+            is_cached and cardinality != tf.data.INFINITE_CARDINALITY,
             # It may be endless. A cache that so many batches do not fill is
             # filled on no worker.
             num_steps if is_unknown else None,
@@ -85,7 +89,8 @@ class EpochData:
         """An iterator of the next epoch's data."""
         epochs, batches = self._left_out
         self._left_out = epochs, 0
-        return self._iterators.next(epochs, batches)
+        first = 0 if self._has_one_order else epochs
+        return self._iterators.next(first, batches)
 
     def _batch_to_build_for(self):
         spec = self._dataset.element_spec

@@ -6,6 +6,7 @@ prediction is not, so that every worker that evaluates gets the same answer.
 
 import itertools
 
+import keras
 import tensorflow as tf
 
 from tfdist import private_keras
@@ -92,9 +93,9 @@ def distribute(
     elif purpose not in ("evaluate", "validate"):
         if adapter is not None:
             steps_per_epoch = private_keras_calls.steps_per_epoch_of(frame)
-            if steps_per_epoch:
-                epochs = private_keras_calls.epochs_of(frame)
-                num_steps = steps_per_epoch * epochs
+            most = steps_per_epoch or _max_steps_per_epoch()
+            if most:
+                num_steps = most * private_keras_calls.epochs_of(frame)
         is_fit = call is not None
         call = call if is_fit else next(_loops)
         size = _size(adapter, *((1, 0) if is_whole else _shares(config)))
@@ -126,6 +127,11 @@ def distribute(
         passed,
         num_steps,
     )
+
+
+def _max_steps_per_epoch():
+    """Keras's setting of all calls; None if this Keras has none."""
+    return getattr(keras.config, "max_steps_per_epoch", lambda: None)()
 
 
 class _Passed:
