@@ -49,6 +49,8 @@ class Consistency:
     def __init__(self, collectives, worker_names):
         self._collectives = collectives
         self._names = worker_names
+        # Of the variables that a warning was about.
+        self._kinds_told = None
 
     def meet(self, moment, *numbers):
         """Waits for all workers, which must come from the same call.
@@ -122,10 +124,7 @@ class Consistency:
                 f"{self._names[0]}: all workers must train in the same way. "
                 f"Here: {settings}"
             )
-        if _differ(rows[:, 3]).size:
-            self._take_over(variables)
-        for variable in variables:
-            variable.is_agreed = True
+        self._agree(variables, rows[:, 3])
 
     def adopt_others(self, moment, variables):
         """Gives all workers the chief's values of what no step has used yet.
@@ -138,9 +137,12 @@ class Consistency:
           moment: The `Moment`.
           variables: As of `adopt`.
         """
-        facts = [*_kinds(variables), _checksum(*map(_bits, variables))]
-        rows = self.meet(moment, *facts)
-        if _differ(rows[:, :2]).size:
+        kinds = _kinds(variables)
+        rows = self.meet(moment, *kinds, _checksum(*map(_bits, variables)))
+        if not _differ(rows[:, :2]).size:
+            self._agree(variables, rows[:, 2])
+        elif kinds != self._kinds_told:
+            self._kinds_told = kinds
             logging.warning(
                 "This worker has %d variables that no step has used yet, and "
                 "others have other ones: each keeps its own values of them. "
@@ -148,8 +150,10 @@ class Consistency:
                 "same models on all workers.",
                 len(variables),
             )
-            return
-        if _differ(rows[:, 2]).size:
+
+    def _agree(self, variables, checksums):
+        """Takes the chief's values over if those of a worker differ."""
+        if _differ(checksums).size:
             self._take_over(variables)
         for variable in variables:
             variable.is_agreed = True
