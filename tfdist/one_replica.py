@@ -4,6 +4,7 @@ import contextlib
 import functools
 import weakref
 
+import keras
 import tensorflow as tf
 
 from tfdist import private_keras
@@ -150,16 +151,6 @@ def note_keras_variable(variable):
     variable.keras_variable = None if made is None else weakref.ref(made)
 
 
-def see_compiled_model():
-    """Called for each new variable: `compile` makes those of its metrics.
-
-    A model with a `train_step` of its own is then built in its first step.
-    """
-    model = private_keras_calls.compiling_model()
-    if model is not None:
-        private_keras.build_in_first_step(model)
-
-
 def is_trainable(variable):
     """Whether Keras may train a variable now.
 
@@ -228,6 +219,30 @@ class WorkerExtended(OneReplicaExtended):
         self._device = device
         self._is_chief = is_chief
         self._traced = weakref.WeakKeyDictionary()
+
+    def _begin_variable(self, kwargs):
+        """Called for each new variable.
+
+        Args:
+          kwargs: The arguments that creators hand on, a dict.
+
+        Returns:
+          The layer or optimizer that makes it, or None; and the arguments that
+          mean something here, a dict.
+        """
+        # `compile` makes variables of metrics: a model with a `train_step` of
+        # its own is then built in its first step.
+        model = private_keras_calls.compiling_model()
+        if model is not None:
+            private_keras.build_in_first_step(model)
+        maker = private_keras_variables.variable_maker()
+        known = {key: kwargs[key] for key in _KNOWN if key in kwargs}
+        if isinstance(maker, keras.optimizers.Optimizer):
+            # Keras leaves some of an optimizer's state (the product of
+            # Nadam's momenta) marked as a trainable part of the model.
+            known["trainable"] = False
+        known["distribute_strategy"] = self._container_strategy()
+        return maker, known
 
     def _trace(self, fn):
         """`strategy.run(fn)` inside a tf.function, for a tf.function."""
@@ -325,11 +340,6 @@ def with_value(kwargs):
         return kwargs
     zeros = functools.partial(tf.zeros, shape, dtype)
     return {**kwargs, "initial_value": zeros}
-
-
-def known_arguments(kwargs):
-    """Those of a variable's arguments that mean something here, a dict."""
-    return {key: kwargs[key] for key in _KNOWN if key in kwargs}
 
 
 @contextlib.contextmanager

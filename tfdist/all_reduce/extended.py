@@ -49,21 +49,16 @@ class AllReduceExtended(one_replica.WorkerExtended):
 
     def _create_variable(self, next_creator, **kwargs):
         del next_creator  # Ours is the last word on what a variable is.
-        one_replica.see_compiled_model()
-        engine, maker = self.engine, private_keras_variables.variable_maker()
+        engine = self.engine
+        maker, kwargs = self._begin_variable(kwargs)
         if engine.files.is_shared:
             models.see_callers(engine.files)
-        kwargs = one_replica.known_arguments(kwargs)
         if isinstance(maker, keras.optimizers.Optimizer):
             optimizers.see(maker, engine)
-            # Keras leaves some of an optimizer's state (the product of
-            # Nadam's momenta) marked as a trainable part of the model.
-            kwargs["trainable"] = False
         trainable = kwargs.get("trainable")
         made = variables.WorkerVariable(
             engine=engine,
             kind=variables.Kind.OWN,
-            distribute_strategy=self._container_strategy(),
             **one_replica.with_value(kwargs),
         )
         if trainable is None:

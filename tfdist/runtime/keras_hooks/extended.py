@@ -48,20 +48,13 @@ class ParameterServerExtended(one_replica.WorkerExtended):
 
     def _create_variable(self, next_creator, **kwargs):
         del next_creator  # Ours is the last word on what a variable is.
-        one_replica.see_compiled_model()
         reference = kwargs.pop("colocate_with", None)
         if not isinstance(reference, ReplicaVariable):
             reference = None
-        kwargs = one_replica.known_arguments(kwargs)
+        maker, kwargs = self._begin_variable(kwargs)
         if self._runtime.files.is_shared:
             models.see_callers(self._runtime.files)
-        maker = private_keras_variables.variable_maker()
         made_by_optimizer = isinstance(maker, keras.optimizers.Optimizer)
-        if made_by_optimizer:
-            # Keras leaves some of an optimizer's state (the product of
-            # Nadam's momenta) marked as a trainable part of the model.
-            kwargs["trainable"] = False
-        kwargs["distribute_strategy"] = self._container_strategy()
         table = new_tables.create(self._store, reference, maker, kwargs)
         if table is not None:
             return table
