@@ -5,6 +5,7 @@ import json
 import keras
 import tensorflow as tf
 
+from tfdist import dynamic_subclasses
 from tfdist import private_keras
 
 # Their variables hold what weights have been made of: a step overwrites these.
@@ -31,14 +32,14 @@ def optimizers_of(model):
 
 
 def update_rules_of(model):
-    """Returns those of `optimizers_of` that wrap no others, a list.
+    """Returns those of `optimizers_of` that are no wrappers, a list.
 
     A wrapper has a learning rate, too, which is never used.
 
     Args:
       model: A `keras.Model`.
     """
-    return [one for one in optimizers_of(model) if not _wrapped_by(one)]
+    return [one for one in optimizers_of(model) if not _wraps(one)]
 
 
 def others_of(model):
@@ -68,6 +69,27 @@ def build(model):
     if optimizer is not None and not optimizer.built:
         with model.distribute_strategy.scope():
             optimizer.build(model.trainable_variables)
+
+
+def finalize_when_built(optimizer):
+    """Lets `fit` end without a step of an optimizer that is not built.
+
+    Keras asks it for its averages then, which it has not made.
+
+    Args:
+      optimizer: A Keras optimizer.
+    """
+    if not optimizer.built:
+        dynamic_subclasses.specialize(optimizer, _FinalizedWhenBuilt)
+
+
+class _FinalizedWhenBuilt:
+    """A mixin: an optimizer that may be unused when `fit` ends."""
+
+    def finalize_variable_values(self, var_list):
+        """As Keras's; nothing if it is not built."""
+        if self.built:
+            super().finalize_variable_values(var_list)
 
 
 def check_adds_updates(optimizer, method):
@@ -190,8 +212,16 @@ def _collect(value, found):
             _collect(part, found)
 
 
+def _wraps(optimizer):
+    """Whether an optimizer is a wrapper; it may not know of what, yet."""
+    return any(hasattr(optimizer, k) for k in ("inner_optimizer", "optimizers"))
+
+
 def _wrapped_by(optimizer):
-    """The optimizers that one wraps, a list."""
+    """The optimizers that one wraps, a list.
+
+    A `MultiOptimizer` whose rules are a function has none before it is built.
+    """
     inner = getattr(optimizer, "inner_optimizer", None)
     # A `MultiOptimizer`, which older versions of Keras do not have.
     return (

@@ -16,6 +16,8 @@ import tensorflow as tf
 from tests import nightly
 from tests.strategies.twins import assert_same
 import tfdist
+from tfdist import private_keras
+from tfdist.cluster import fit_progress
 from tfdist.runtime.keras_hooks import fit_call
 from tfdist.runtime.variables.variables import plain_name
 from tfdist.saving import callbacks
@@ -289,7 +291,7 @@ def test_the_optimizer_of_compile_is_built_whether_there_is_a_backup(
 
 def _with_several():
     """A model whose layers have optimizers of their own, in a wrapper."""
-    parts = {"dense.*": keras.optimizers.SGD(0.5, momentum=0.5)}
+    parts = {".*kernel": keras.optimizers.SGD(0.5, momentum=0.5)}
     parts = keras.optimizers.OptimizerMap(keras.optimizers.Adam(0.25), parts)
     model = _with_own_step()
     model.compile(keras.optimizers.MultiOptimizer(parts), "mse")
@@ -334,6 +336,35 @@ def test_a_wrapper_of_several_makes_in_a_step_what_it_does_when_built():
             }
         )
     assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("kind", ["averages", "several"])
+def test_a_call_that_is_over_needs_no_optimizer(kind, monkeypatch):
+    """At its end Keras asks for averages, of the wrapped optimizers, too."""
+    strategy = tfdist.AsyncStrategy()
+    with strategy.scope():
+        model = _with_several() if kind == "several" else _with_own_step()
+        if kind == "averages":
+            model.compile(keras.optimizers.Adam(use_ema=True), "mse")
+        model.other = keras.optimizers.SGD()
+    data = np.ones([4, 1]), np.ones([4, 2])
+
+    def leave_out_all(size, skips):
+        fit_call.build_optimizer(model)
+        private_keras.set_initial_epoch(model, fit_progress.OVER[0])
+        return 2, 0
+
+    decisions = strategy._runtime.chief_decisions
+    monkeypatch.setattr(decisions, "begin_data", leave_out_all)
+    assert not model.fit(*data, epochs=2, verbose=0).history
+    assert not model.optimizer.built
+    monkeypatch.undo()
+    private_keras.set_initial_epoch(model, None)
+    model.fit(*data, epochs=2, verbose=0)
+    assert int(model.optimizer.iterations) == 2
+    if kind == "averages":
+        averages = model.optimizer._model_variables_moving_average
+        assert_same(model.trainable_variables, averages)
 
 
 def test_a_model_with_a_head_that_is_not_built_is_not_built(tmp_path, caplog):

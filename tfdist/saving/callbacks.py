@@ -97,8 +97,9 @@ class RestoresUnbuilt:
             unbuilt = private_keras.unbuilt_layers(self.model)
             logging.warning(
                 "BackupAndRestore cannot restore layers that are not built "
-                "when `fit` begins: a model with a `train_step` of its own "
-                "builds them in its first step. Call them on a batch under "
+                "when `fit` begins. If a step builds them (a model with a "
+                "`train_step` of its own does), the file has them, and a "
+                "restarted program cannot load it. Call them on a batch under "
                 "`strategy.scope()`, or give their models a keras.Input. They "
                 "are: %s",
                 [layer.name for layer in unbuilt],

@@ -11,7 +11,7 @@ from tests.averaging import virtual_workers
 from tests.runtime.keras_hooks import evaluations_test
 import tfdist
 from tfdist.runtime.keras_hooks import evaluations
-from tfdist.runtime.keras_hooks import fit_call
+from tfdist.runtime.keras_hooks import weight_changes
 from tfdist.synchronization import BoundedStaleness
 from tfdist.synchronization import Sync
 
@@ -288,7 +288,7 @@ def test_a_call_that_moves_a_teacher_has_changed_it(strategy):
             keras.Sequential([keras.Input([1]), layer])
             for layer in (model.teacher, model.idle)
         )
-    changes = fit_call.WeightChanges()
+    changes = weight_changes.WeightChanges()
     changes.begin(model, 1)
     model.train_on_batch(X, X)
     changes.end(model, 1)
@@ -296,7 +296,7 @@ def test_a_call_that_moves_a_teacher_has_changed_it(strategy):
     assert changes.last_of_kept(other) == 0
     assert changes.last_of_kept(model) == 0
     # Its steps were traced before the calls that this one has noted.
-    changes = fit_call.WeightChanges()
+    changes = weight_changes.WeightChanges()
     changes.begin(model, 1)
     changes.end(model, 1)
     assert changes.last_of_kept(probe) == 1

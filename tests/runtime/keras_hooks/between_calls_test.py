@@ -107,8 +107,8 @@ def test_the_chief_begins_when_all_have_trained_what_a_call_keeps():
         begin(worker)
         decisions._changes.begin(model, decisions.fit_number)
         for variable in [*assigned, *model.trainable_variables[:1]]:
-            steps = getattr(variable.value, "num_assigning_steps", 0)
-            variable.value.num_assigning_steps = steps + 1
+            number = getattr(variable.value, "num_assignments", 0)
+            variable.value.num_assignments = number + 1
         decisions.end_loop()
         decisions.close()
 

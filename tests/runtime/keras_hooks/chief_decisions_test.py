@@ -149,6 +149,24 @@ def test_rates_of_all_optimizers_of_a_model_are_known(caplog):
     assert "has 9 learning rates" in caplog.text
 
 
+def test_rates_that_the_first_step_makes_are_followed_after_it():
+    """Those of a wrapper whose rules are a function."""
+    worker = Worker(0)
+    fit = worker.begin(1)
+    model = worker.model
+    own, other = keras.optimizers.SGD(0.5), keras.optimizers.SGD(0.25)
+    model.compile(keras.optimizers.MultiOptimizer(lambda _: own))
+    model.other = other
+    fit.find_rates()
+    # The wrapper has one that means nothing.
+    assert fit.own_rates() == (0.25,)
+    weights = [keras.Variable(1.0)]
+    worker.chief_decisions.call(
+        lambda function: function(weights), model.optimizer.build
+    )
+    assert fit.own_rates() == (0.25, 0.5)
+
+
 def test_decisions_of_nobody_known_are_refused():
     with pytest.raises(ValueError, match="`decisions` must be one of.*'all'"):
         tfdist.AsyncStrategy(decisions="all")

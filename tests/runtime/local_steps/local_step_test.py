@@ -11,7 +11,7 @@ from tfdist.runtime.variables.variables import Role
 
 def variable(ordinal, role):
     return mock.Mock(
-        ordinal=ordinal, role=role, keras_variable=None, num_assigning_steps=0
+        ordinal=ordinal, role=role, keras_variable=None, num_assignments=0
     )
 
 
@@ -56,7 +56,7 @@ def parameter(ordinal, trainable, *, overwritten=False):
         trainable=trainable, overwrite_with_gradient=overwritten
     )
     return mock.Mock(
-        num_assigning_steps=0,
+        num_assignments=0,
         ordinal=ordinal,
         role=Role.PARAMETER,
         keras_variable=lambda: keras_variable,
@@ -108,3 +108,17 @@ def test_weights_that_gradients_overwrite_are_exchanged_as_state(monkeypatch):
         step.finish()
     (call,) = local.after_step.call_args_list
     assert call.kwargs["states"] == [scale]
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_assignments_of_an_evaluation_count_if_they_last(trains):
+    state = variable(0, Role.STATE)
+    with tf.Graph().as_default():
+        step = local_step.LocalStep(mock.Mock(), mock.Mock(), [], True)
+        step.before_mutation(state)
+        step.assigned(state)
+        if trains:
+            step._touched[1] = variable(1, Role.PARAMETER)
+            step.assigned(variable(2, Role.CLOCK))
+        step.finish()
+    assert state.num_assignments == trains

@@ -224,7 +224,7 @@ class Step:
         """
         graph = tf.compat.v1.get_default_graph()
         pending = self._here()
-        variable.num_assigning_steps += 1
+        variable.num_assignments += 1
         if variable.role is Role.ITERATIONS:
             self.is_training = True
             # The end of an optimizer's step.

@@ -3,7 +3,8 @@
 Where the chief alone has called `adapt`, the other workers get its mean and
 variance from the servers, and have to make their constants again. A layer that
 is built while a function is traced has constants that no other function can
-use: until there are others, it computes with its variables.
+use: until there are others, it computes with its variables. One that is made
+with `mean` and `variance` has none, and fails as it does in plain Keras.
 """
 
 import keras

@@ -21,6 +21,7 @@ from tfdist.runtime.keras_hooks import fit_call
 from tfdist.runtime.keras_hooks import fit_callbacks
 from tfdist.runtime.keras_hooks import fit_position
 from tfdist.runtime.keras_hooks import fit_turns
+from tfdist.runtime.keras_hooks import weight_changes
 from tfdist.runtime.variables.variables import Role
 
 CHOICES = ("chief", "each")
@@ -60,7 +61,7 @@ class ChiefDecisions:
         )
         self.position = fit_position.FitPosition(self._turns, self._fits)
         self._fit = None
-        self._changes = fit_call.WeightChanges()
+        self._changes = weight_changes.WeightChanges()
         # Whether this worker has assigned what servers hold, since it took
         # their values over last.
         self._wrote = False
@@ -227,10 +228,13 @@ class ChiefDecisions:
             self._tell_rates(fit)
         else:
             fit.adopt_rates(self._runtime.local.keeps_own_values)
-        if self._starts_together and fit.number == 1 and not fit.has_stepped:
+        is_first, fit.has_stepped = not fit.has_stepped, True
+        if self._starts_together and fit.number == 1 and is_first:
             result = self._start_together(fit, call, function, *args)
         else:
             result = call(function, *args)
+        if is_first:
+            fit.find_rates()
         if not self.is_chief:
             self._look(fit)
             if self._runtime.local.keeps_own_values:
@@ -245,7 +249,6 @@ class ChiefDecisions:
         once its gradients are sent, as the step may end only after later ones
         of theirs: a dropped gradient is computed again.
         """
-        fit.has_stepped = True
         before = self._runtime.journal.begun
 
         def look():

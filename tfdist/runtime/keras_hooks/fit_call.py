@@ -24,8 +24,9 @@ class FitCall:
         self.number = number
         self.thread = threading.get_ident()
         self._model = weakref.ref(private_keras_calls.model_of(frame))
-        # Variables with learning rates that are followed.
+        # Variables with learning rates that are followed, and number of all.
         self.rates = []
+        self._num_rates = 0
         self.is_in_loop = False
         # The epoch of the last calls that callbacks have made within it, and
         # their number in that epoch.
@@ -36,7 +37,7 @@ class FitCall:
         self.data = 0
         # Whether it has come to its first step.
         self.has_begun = False
-        # Whether it has made its first step.
+        # Whether it has begun its first step.
         self.has_stepped = False
         # Whether the chief has stopped it.
         self.stopped = False
@@ -72,10 +73,15 @@ class FitCall:
         return True
 
     def find_rates(self):
-        """Takes note of the learning rates, when all optimizers are there."""
+        """Takes note of the learning rates of all optimizers.
+
+        Of a `MultiOptimizer` they may be known after its first step alone.
+        """
         rates = _rates_of(self.model)
+        are_new = len(rates) != self._num_rates
+        self._num_rates = len(rates)
         self.rates = rates[: fit_progress.MAX_RATES]
-        if len(rates) > len(self.rates):
+        if are_new and len(rates) > len(self.rates):
             logging.warning(
                 "The model has %d learning rates. Workers follow those that "
                 "the chief sets of the first %d optimizers alone: set the "
@@ -105,124 +111,6 @@ class FitCall:
                 variable.assign(rate)
 
 
-class WeightChanges:
-    """The last call of `fit` here that may have changed each weight.
-
-    A call changes what it trains, and what its steps assign, such as moving
-    statistics and teachers. That is known of a model from when a step of it is
-    traced, while it trains the same.
-    """
-
-    def __init__(self):
-        # By id of the variable: a reference to it, the number of the call, a
-        # reference to its model, and the ids of the variables that it trains.
-        self._calls = {}
-        # By model, and ids of what it trains: ids of the weights that its
-        # steps assign.
-        self._assigned = weakref.WeakKeyDictionary()
-        # When the call under way began: see `_steps_that_assign`.
-        self._before = None
-
-    def begin(self, model, number):
-        """Called when the steps of a call of `fit` begin.
-
-        Args:
-          model: The `keras.Model`.
-          number: The call's number.
-        """
-        self._before = _steps_that_assign(model)
-        self._note(model, number, set())
-
-    def end(self, model, number):
-        """Called when they have ended, or have been passed.
-
-        Where nothing is known of its steps, they may have assigned what any
-        has assigned so far, or all.
-
-        Args:
-          model: The `keras.Model`; None if it is gone.
-          number: The call's number.
-        """
-        before, self._before = self._before, None
-        if model is None:
-            return
-        weights = otherwise = _ids(model.weights)
-        known = self._assigned.setdefault(model, {})
-        if before is not None:
-            now = _steps_that_assign(model)
-            ever = {key for key, steps in now.items() if steps}
-            otherwise = ever & weights if ever else weights
-            traced = {key for key in ever if now[key] > before.get(key, 0)}
-            if traced:
-                trained = _ids(model.trainable_variables)
-                former = known.get(trained, frozenset())
-                known[trained] = former | traced & weights
-        self._note(model, number, otherwise)
-
-    def _note(self, model, number, otherwise):
-        """Notes a call.
-
-        Args:
-          model: The `keras.Model`.
-          number: The call's number.
-          otherwise: Ids of the weights to note if it is not known what its
-            steps assign.
-        """
-        trained = _ids(model.trainable_variables)
-        assigned = self._assigned.get(model, {}).get(trained, otherwise)
-        for variable in model.weights:
-            if id(variable) in trained or id(variable) in assigned:
-                self._calls[id(variable)] = (
-                    weakref.ref(variable),
-                    number,
-                    weakref.ref(model),
-                    trained,
-                )
-        self._calls = {
-            key: call
-            for key, call in self._calls.items()
-            if call[0]() is not None
-        }
-
-    def last_of_kept(self, model):
-        """The last call that changed what a new one only reads; 0 for none.
-
-        Exchanges bring the values of what the step changes, and no others. The
-        same model with the same layers frozen changes the same.
-
-        Args:
-          model: The `keras.Model` of the new call.
-        """
-        trained, last = _ids(model.trainable_variables), 0
-        changes = trained | self._assigned.get(model, {}).get(trained, set())
-        for variable in model.weights:
-            call = self._calls.get(id(variable))
-            if call is None or id(variable) in changes:
-                continue
-            reference, number, former, trained_then = call
-            is_same = former() is model and trained_then == trained
-            if reference() is variable and not is_same:
-                last = max(last, number)
-        return last
-
-
-def _steps_that_assign(model):
-    """Number of steps that were traced, and eager ones, that assign each.
-
-    Args:
-      model: The `keras.Model`.
-
-    Returns:
-      A dict of ids of its weights, and of variables of its optimizers, to int.
-    """
-    rules = model_optimizers.update_rules_of(model)
-    variables = [v for owner in rules for v in owner.variables]
-    return {
-        id(variable): getattr(variable.value, "num_assigning_steps", 0)
-        for variable in [*model.weights, *variables]
-    }
-
-
 def averages_weights(model):
     """Whether `fit` ends by putting averages of a model's weights in place."""
     return any(
@@ -249,10 +137,8 @@ def build_optimizer(model):
     """
     if makes_all_when_built(model):
         model_optimizers.build(model)
-
-
-def _ids(variables):
-    return frozenset(id(variable) for variable in variables)
+    else:
+        model_optimizers.finalize_when_built(model.optimizer)
 
 
 def _rates_of(model):

@@ -111,7 +111,8 @@ class LocalStep:
 
     def assigned(self, variable):
         """Called after a variable was assigned in the user's code."""
-        variable.num_assigning_steps += 1
+        if not self._evaluates:
+            variable.num_assignments += 1
         if variable.role is Role.STATE:
             self._states[variable.ordinal] = variable
         if variable.role is Role.PARAMETER:
@@ -174,6 +175,8 @@ class LocalStep:
                 variable.assign_replica(value)
             self._show_before()
             return
+        for variable, _ in self._before.values():
+            variable.num_assignments += 1
         self._states |= self._take_state()
         for ordinal in self._assigned.keys() - self._trained:
             variable = self._assigned[ordinal]

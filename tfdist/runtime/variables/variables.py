@@ -197,8 +197,8 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
         # Whether a worker's code assigns it in a step, not only update rules;
         # of PARAMETER and STATE.
         self.assigned_by_workers = False
-        # Number of steps that were traced, and eager ones, that assign it.
-        self.num_assigning_steps = 0
+        # How often steps that were traced, and eager ones, assign it.
+        self.num_assignments = 0
         # The pieces of a variable that is split over servers, else empty.
         self.pieces = ()
         # ITERATIONS only: the value at the last pull.
