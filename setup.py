@@ -50,7 +50,7 @@ setuptools.setup(
         "tensorflow>=2.18,<2.22",
         # What looks into Keras has canaries (tests/private_keras*_test.py):
         # raise this bound when a version has passed them.
-        "keras>=3.8,<3.16",
+        "keras>=3.12,<3.16",
         "numpy",
         "scipy",
         "tensorflow-datasets",

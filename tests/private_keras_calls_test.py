@@ -5,6 +5,7 @@ Where one fails, Keras has changed; the docstrings of
 """
 
 import functools
+import pathlib
 import sys
 import weakref
 
@@ -19,6 +20,7 @@ from tests.one_layer import Y
 from tests.one_layer import build
 from tests.one_layer import model
 from tests.one_layer import strategy
+import tfdist
 from tfdist import private_keras_calls
 from tfdist import private_tensorflow
 
@@ -62,11 +64,19 @@ def test_a_strategy_refuses_a_keras_without(renamed, monkeypatch):
     )
 
 
+def test_a_keras_that_is_too_old_is_refused(monkeypatch):
+    monkeypatch.setattr(private_keras_calls, "_VERSION", (3, 11))
+    private_keras_calls.check.cache_clear()
+    with pytest.raises(RuntimeError, match=r"needs Keras 3\.12 or newer"):
+        tfdist.AllReduceStrategy()
+    setup = pathlib.Path(__file__).parents[1] / "setup.py"
+    assert '"keras>=3.12,' in setup.read_text("utf-8")
+
+
 def test_a_fit_that_keeps_its_callbacks_elsewhere_is_refused(monkeypatch):
     def fit(self, callbacks, steps_per_epoch):
         epoch_iterator, begin_step = callbacks, steps_per_epoch
-        step = begin_step  # Its name before Keras 3.11.
-        return epoch_iterator, step
+        return epoch_iterator, begin_step
 
     fit.__module__ = "keras.src.backend.tensorflow.trainer"
     monkeypatch.setattr(keras.Model, "fit", fit, raising=False)

@@ -25,8 +25,11 @@ import keras
 from tfdist import private_tensorflow
 
 _VERSION = tuple(map(int, keras.version().split(".")[:2]))
+# As in setup.py: in older ones a metric is not known from what workers share,
+# and a step of several is counted as one.
+_OLDEST = 3, 12
 # The number of the first of the steps that `fit` takes at once.
-_STEP = "begin_step" if _VERSION >= (3, 11) else "step"
+_STEP = "begin_step"
 # The base of what has a `fit`. Keras's own tests put it on a layer.
 _TRAINER = [one for one in keras.Model.__mro__ if "fit" in vars(one)][-1]
 # Methods of `keras.Model`, and the local variables of each that are read here.
@@ -66,11 +69,17 @@ class DataRequest(NamedTuple):
 
 @functools.cache
 def check():
-    """Refuses a Keras that lacks a name that this file relies on.
+    """Refuses a Keras that is too old, or lacks a name that is read here.
 
     Raises:
-      RuntimeError: It lacks one; the message names it.
+      RuntimeError: It is; or it lacks one, which the message names.
     """
+    if _VERSION < _OLDEST:
+        raise RuntimeError(
+            f"tfdist needs Keras {_OLDEST[0]}.{_OLDEST[1]} or newer: with "
+            "older versions, metrics and positions in the data would be wrong "
+            f"without an error. Received: Keras {keras.version()}"
+        )
     missing = []
     for method, names in _VARIABLES.items():
         function = _keras_method(method)

@@ -93,7 +93,7 @@ def distribute(
     elif purpose not in ("evaluate", "validate"):
         if adapter is not None:
             steps_per_epoch = private_keras_calls.steps_per_epoch_of(frame)
-            most = steps_per_epoch or _max_steps_per_epoch()
+            most = steps_per_epoch or keras.config.max_steps_per_epoch()
             if most:
                 num_steps = most * private_keras_calls.epochs_of(frame)
         is_fit = call is not None
@@ -127,11 +127,6 @@ def distribute(
         passed,
         num_steps,
     )
-
-
-def _max_steps_per_epoch():
-    """Keras's setting of all calls; None if this Keras has none."""
-    return getattr(keras.config, "max_steps_per_epoch", lambda: None)()
 
 
 class _Passed:

@@ -31,6 +31,11 @@ RANDOM = {
         (2 / SHAPE[1]) ** 0.5,
     ),
 }
+if hasattr(keras.initializers.VarianceScaling(), "input_axes"):  # Keras 3.15.
+    RANDOM["scaled by columns"] = (
+        keras.initializers.HeNormal(input_axes=[1], output_axes=[0]),
+        (2 / SHAPE[1]) ** 0.5,
+    )
 
 
 @pytest.mark.parametrize("name", RANDOM)

@@ -5,6 +5,8 @@ values depend on its number and the initializer's seed, so that they are the
 same for any number of servers.
 """
 
+import math
+
 import keras
 import tensorflow as tf
 
@@ -69,16 +71,25 @@ def by_partition(initializer, shape):
         made.seed = PartitionSeed(seed, partition)
         if isinstance(made, keras.initializers.VarianceScaling):
             # As for the whole table, of which the part is a few rows.
-            made.scale *= _fan(made.mode, part) / _fan(made.mode, shape)
+            made.scale *= _fan(made, part) / _fan(made, shape)
         return made(part, dtype=dtype)
 
     return build
 
 
-def _fan(mode, shape):
-    rows, width = shape
-    fans = {"fan_in": rows, "fan_out": width, "fan_avg": (rows + width) / 2}
-    return max(1.0, fans[mode])
+def _fan(initializer, shape):
+    """The number by which an initializer divides for values of a shape."""
+    fan_in, fan_out = shape
+    inputs = getattr(initializer, "input_axes", None)  # Since Keras 3.15.
+    if inputs is not None and initializer.output_axes is not None:
+        fan_in = math.prod(shape[axis] for axis in inputs)
+        fan_out = math.prod(shape[axis] for axis in initializer.output_axes)
+    fans = {
+        "fan_in": fan_in,
+        "fan_out": fan_out,
+        "fan_avg": (fan_in + fan_out) / 2,
+    }
+    return max(1.0, fans[initializer.mode])
 
 
 def held_handle(store, table, shard):
