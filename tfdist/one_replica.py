@@ -327,16 +327,20 @@ class OwnTraceType(tf.types.experimental.TraceType):
 
 
 def with_value(kwargs):
-    """A variable's arguments, with a value where there is none yet.
+    """A variable's arguments, with a value outside of all functions.
 
-    `tf.saved_model.load` makes variables and then restores their values.
+    `tf.saved_model.load` makes variables and then restores their values. Steps
+    make accumulators of zeros, which are tensors of theirs.
 
     Args:
       kwargs: The arguments, a dict.
     """
+    value = kwargs.get("initial_value")
+    if tf.is_tensor(value) and tf.is_symbolic_tensor(value):
+        known = tf.get_static_value(value)
+        return kwargs if known is None else {**kwargs, "initial_value": known}
     shape, dtype = tf.TensorShape(kwargs.get("shape")), kwargs.get("dtype")
-    has_value = kwargs.get("initial_value") is not None
-    if has_value or dtype is None or not shape.is_fully_defined():
+    if value is not None or dtype is None or not shape.is_fully_defined():
         return kwargs
     zeros = functools.partial(tf.zeros, shape, dtype)
     return {**kwargs, "initial_value": zeros}

@@ -41,7 +41,7 @@ class TwoSums(keras.layers.Layer):
 
 def train_on_servers():
     """Trains without waiting and in step; reports what came of each."""
-    common = {"start_timeout": 60.0}
+    common = {"fault_tolerance": tasks.PATIENT}
     strategies = {
         "async": tfdist.AsyncStrategy(nonfinite="drop", **common),
         "sync": tfdist.BackupWorkersStrategy(

@@ -13,6 +13,7 @@ from tests import nightly
 from tests.saving import clusters
 from tfdist import codistillation
 from tfdist import placement
+from tfdist.saving import files as files_lib
 from tfdist.saving import models
 
 
@@ -183,3 +184,17 @@ def test_a_save_of_the_users_own_gets_the_path_that_was_given(tmp_path):
     assert not os.listdir(tmp_path)
     seen(clusters.chief(), model).save(tmp_path / "a.keras")
     assert sorted(os.listdir(tmp_path)) == ["a.keras", "a.keras.txt"]
+
+
+def test_a_file_that_only_the_chief_has_is_missed_with_a_word_of_it(tmp_path):
+    path = tmp_path / "a.weights.h5"
+    for files in (clusters.files_of(), files_lib.Unshared()):
+        model = seen(files)
+        with pytest.raises(FileNotFoundError) as raised:
+            model.load_weights(path)
+        is_said = "`strategy.barrier()` after saving" in str(raised.value)
+        assert is_said == files.is_shared
+        with files.own():
+            model.save_weights(path)
+        model.load_weights(path)
+        path.unlink()

@@ -428,3 +428,40 @@ def test_it_need_not_be_compiled_with_its_step_in_the_scope(kind, is_late):
     if is_late:
         model.train_step = lambda data: {"loss": tf.reduce_mean(data)}
     model.fit(np.ones([2, 3]), verbose=0)
+
+
+@pytest.mark.parametrize("kind", ["servers", "all_reduce", "local"])
+def test_a_first_step_makes_accumulators_of_zeros(kind):
+    class WithMomentum(keras.Model):
+        sums = None
+
+        def train_step(self, data):
+            weights = self.trainable_variables
+            if self.sums is None:
+                self.sums = [
+                    tf.Variable(tf.zeros(w.shape), trainable=False)
+                    for w in weights
+                ]
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(data[0]) - data[1]) ** 2)
+            for total, gradient in zip(
+                self.sums, tape.gradient(loss, weights), strict=True
+            ):
+                total.assign(0.5 * total + gradient)
+            self.optimizer.apply([tf.identity(v) for v in self.sums], weights)
+            return {"loss": loss}
+
+    def train(scope):
+        keras.utils.set_random_seed(1)
+        with scope:
+            x = keras.Input([2])
+            model = WithMomentum(x, keras.layers.Dense(1)(x))
+            model.compile(keras.optimizers.SGD(0.25))
+        x = np.eye(4, 2)
+        for _ in range(2):
+            model.fit(x, x[:, :1], batch_size=2, shuffle=False, verbose=0)
+        return model.variables
+
+    assert_same(
+        train(STRATEGIES[kind]().scope()), train(contextlib.nullcontext())
+    )

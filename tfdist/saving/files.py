@@ -31,6 +31,10 @@ class Unshared:
         """Scope in which this task writes what it saves, as always."""
         return contextlib.nullcontext()
 
+    def missing(self, error):
+        """The error for a file that is not there."""
+        return error
+
 
 class Files:
     """The files of one strategy on one task.
@@ -96,6 +100,25 @@ class Files:
             f"{call} of {path} is left to the chief, {self._chief}. For files "
             "of this task's own: `with strategy.own_files(): ...`",
             flush=True,
+        )
+
+    def missing(self, error):
+        """The error for a file that is not there, and may be the chief's.
+
+        Args:
+          error: A `FileNotFoundError`.
+
+        Returns:
+          A `FileNotFoundError`.
+        """
+        if self.writes:
+            return error
+        return FileNotFoundError(
+            f"{error}. {self._task} leaves what models save to the chief, "
+            f"{self._chief}. To load what the program has saved, save it to a "
+            "path that all workers can read, and call `strategy.barrier()` "
+            "after saving. To have a file on each worker, save inside `with "
+            "strategy.own_files():`."
         )
 
     def refusal(self, call, path):

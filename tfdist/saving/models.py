@@ -1,8 +1,8 @@
 """Models whose `save`, `save_weights` and `export` follow the rule of files.
 
 A Keras model is asked by its methods to save itself, by users and by Keras's
-callbacks alike. The models of a strategy become instances of a subclass of
-their class that has these methods (`instances`).
+callbacks alike, and to load what it has saved. The models of a strategy become
+instances of a subclass of their class that has these methods (`instances`).
 """
 
 import os
@@ -32,6 +32,13 @@ class SavedByChief:
     def export(self, *args, **kwargs):
         """As Keras's; another task than the chief writes nothing."""
         return _save(self, "export", super().export, args, kwargs)
+
+    def load_weights(self, *args, **kwargs):
+        """As Keras's; where there is no file, the error names who writes it."""
+        try:
+            return super().load_weights(*args, **kwargs)
+        except FileNotFoundError as error:
+            raise self._tfdist_files.missing(error) from error
 
 
 def see(model, files):

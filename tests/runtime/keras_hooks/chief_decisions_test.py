@@ -94,7 +94,8 @@ def test_with_local_steps_a_callback_s_rate_lasts_until_an_exchange():
     worker = Worker(1)
     worker.runtime.local = types.SimpleNamespace(keeps_own_values=True)
     rate = tf.Variable(1.0)
-    worker.begin(1).rates = [rate]
+    fit = worker.begin(1)
+    fit.rates, fit.has_stepped = [rate], True
 
     def step(exchanges):
         if exchanges:
