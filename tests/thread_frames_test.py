@@ -73,3 +73,34 @@ def test_a_thread_that_has_ended_is_in_no_call():
     thread.join()
     assert not thread_frames.has(thread.ident, lambda frame: True)
     assert thread_frames.stack(thread.ident) == ""
+
+
+def test_a_call_is_seen_around_a_generator_that_yields_meanwhile():
+    may_yield, has_yielded, may_end = (threading.Event() for _ in range(3))
+
+    def generate():
+        assert may_yield.wait(60.0)
+        yield
+
+    def loop():
+        for _ in generate():
+            has_yielded.set()
+            assert may_end.wait(60.0)
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+
+    def is_it(frame):
+        if frame.f_code is generate.__code__ and not has_yielded.is_set():
+            may_yield.set()
+            assert has_yielded.wait(60.0)
+        return frame.f_code is loop.__code__
+
+    try:
+        assert thread_frames.has(thread.ident, is_it)
+        assert has_yielded.is_set()
+    finally:
+        may_yield.set()
+        may_end.set()
+        thread.join(60.0)
+    assert not thread_frames.has(thread.ident, is_it)

@@ -4,15 +4,25 @@ Python 3.11 makes the objects of a thread's frames when they are asked for. If
 that starts a collection of garbage, what is collected may let the other thread
 run on, and the object is made of a frame that is gone: Python crashes. So
 nothing is collected meanwhile.
+
+A generator that yields meanwhile has no caller any more, and the calls around
+it are not seen. So where a look ends with a generator, there is another one.
 """
 
 from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import gc
+import inspect
 import sys
 import traceback
 from types import FrameType
+
+_GENERATOR = (
+    inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+)
+# Far more than are needed: one in thousands ends too early.
+_LOOKS = 100
 
 
 @contextlib.contextmanager
@@ -33,11 +43,17 @@ def has(thread: int, is_it: Callable[[FrameType], bool]) -> bool:
       thread: Its `threading.get_ident()`; one that has ended is in none.
       is_it: Callable of a frame.
     """
-    with _no_collection():
-        frame = sys._current_frames().get(thread)
-        while frame is not None and not is_it(frame):
-            frame = frame.f_back
-        return frame is not None
+    for _ in range(_LOOKS):
+        outermost = None
+        with _no_collection():
+            frame = sys._current_frames().get(thread)
+            while frame is not None and not is_it(frame):
+                outermost, frame = frame, frame.f_back
+        if frame is not None:
+            return True
+        if outermost is None or not outermost.f_code.co_flags & _GENERATOR:
+            return False
+    return False
 
 
 def stack(thread: int) -> str:

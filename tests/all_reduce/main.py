@@ -20,7 +20,7 @@ def run(modules, period=None, **more):
     settings = {
         "seed": 1,
         "fault_tolerance": tfdist.FaultTolerance(
-            start_timeout=60.0, stall_timeout=40.0
+            start_timeout=60.0, stall_timeout=120.0
         ),
         **more,
     }
