@@ -31,10 +31,6 @@ class Unshared:
         """Scope in which this task writes what it saves, as always."""
         return contextlib.nullcontext()
 
-    def missing(self, error):
-        """The error for a file that is not there."""
-        return error
-
 
 class Files:
     """The files of one strategy on one task.
@@ -111,8 +107,6 @@ class Files:
         Returns:
           A `FileNotFoundError`.
         """
-        if self.writes:
-            return error
         return FileNotFoundError(
             f"{error}. {self._task} leaves what models save to the chief, "
             f"{self._chief}. To load what the program has saved, save it to a "

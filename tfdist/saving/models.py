@@ -38,6 +38,8 @@ class SavedByChief:
         try:
             return super().load_weights(*args, **kwargs)
         except FileNotFoundError as error:
+            if self._tfdist_files.writes:
+                raise
             raise self._tfdist_files.missing(error) from error
 
 
