@@ -71,15 +71,16 @@ def build(model):
             optimizer.build(model.trainable_variables)
 
 
-def finalize_when_built(optimizer):
-    """Lets `fit` end without a step of an optimizer that is not built.
+def finalize_when_built(model):
+    """Lets `fit` end without a step of the compiled optimizer, if not built.
 
     Keras asks it for its averages then, which it has not made.
 
     Args:
-      optimizer: A Keras optimizer.
+      model: A `keras.Model`.
     """
-    if not optimizer.built:
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and not optimizer.built:
         dynamic_subclasses.specialize(optimizer, _FinalizedWhenBuilt)
 
 

@@ -138,7 +138,7 @@ def build_optimizer(model):
     if makes_all_when_built(model):
         model_optimizers.build(model)
     else:
-        model_optimizers.finalize_when_built(model.optimizer)
+        model_optimizers.finalize_when_built(model)
 
 
 def _rates_of(model):
