@@ -27,7 +27,7 @@ def _drawn(config):
 
     @tf.function
     def step():
-        with own_random_numbers.own_random_numbers(config):
+        with own_random_numbers.of(config):
             inside = tf.function(lambda: tf.random.normal([3]))()
         return inside, tf.random.normal([3])
 
@@ -63,7 +63,7 @@ def test_strategies_use_it(name, monkeypatch):
         configs.append(config)
         yield None
 
-    monkeypatch.setattr(own_random_numbers, "own_random_numbers", note)
+    monkeypatch.setattr(own_random_numbers, "of", note)
     strategy = getattr(tfdist, name)()
     tf.function(lambda: strategy.run(lambda: tf.random.normal([])))()
     assert configs == [strategy.cluster]

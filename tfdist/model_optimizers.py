@@ -39,7 +39,7 @@ def update_rules_of(model):
     Args:
       model: A `keras.Model`.
     """
-    return [one for one in optimizers_of(model) if not _wraps(one)]
+    return [one for one in optimizers_of(model) if _wrapped_by(one) is None]
 
 
 def others_of(model):
@@ -165,6 +165,7 @@ def _config_of(optimizer, save):
             return save(optimizer)
         except Exception:  # Of all kinds: `get_config` may be the user's.
             pass
+    wrapped = _wrapped_by(optimizer) or []
     plain = {
         key: value
         for key, value in vars(optimizer).items()
@@ -176,7 +177,7 @@ def _config_of(optimizer, save):
         # Not `type`, which may be a specialized class.
         "class_name": optimizer.__class__.__name__,
         "config": plain,
-        "optimizers": [_config_of(one, save) for one in _wrapped_by(optimizer)],
+        "optimizers": [_config_of(one, save) for one in wrapped],
     }
 
 
@@ -213,18 +214,13 @@ def _collect(value, found):
             _collect(part, found)
 
 
-def _wraps(optimizer):
-    """Whether an optimizer is a wrapper; it may not know of what, yet."""
-    return any(hasattr(optimizer, k) for k in ("inner_optimizer", "optimizers"))
-
-
 def _wrapped_by(optimizer):
-    """The optimizers that one wraps, a list.
+    """The optimizers that one wraps, a list; None if it is no wrapper.
 
     A `MultiOptimizer` whose rules are a function has none before it is built.
     """
     inner = getattr(optimizer, "inner_optimizer", None)
+    if inner is not None:
+        return [inner]
     # A `MultiOptimizer`, which older versions of Keras do not have.
-    return (
-        [inner] if inner is not None else getattr(optimizer, "optimizers", [])
-    )
+    return getattr(optimizer, "optimizers", None)

@@ -9,7 +9,7 @@ _MAX_SEED = 2**31 - 1
 
 
 @contextlib.contextmanager
-def own_random_numbers(config):
+def of(config):
     """Scope of a step, in which `tf.random` draws numbers of a worker's own.
 
     Workers have the same global seed, and would draw the same ones. Eager
@@ -38,7 +38,7 @@ def seeded(seed):
     """Scope in which `tf.random` draws from a seed of the graph.
 
     Args:
-      seed: That of `own_random_numbers`, to draw what all other workers draw;
+      seed: That of `of`, to draw what all other workers draw;
         None changes nothing.
     """
     if seed is None:

@@ -116,7 +116,7 @@ class AllReduceExtended(one_replica.WorkerExtended):
             inputs = tf.control_dependencies(
                 one_replica.tensors_in((args, kwargs))
             )
-        own_numbers = own_random_numbers.own_random_numbers(self.engine.config)
+        own_numbers = own_random_numbers.of(self.engine.config)
         with (
             one_replica.foreign_objects_explained(),
             own_numbers as common_seed,

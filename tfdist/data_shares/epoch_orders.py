@@ -23,12 +23,13 @@ class EpochIterators:
 
     A shuffle draws the order of an epoch with its iterator. So the epochs that
     are passed over have iterators as well. A shuffle below a cache draws one
-    order, which the cache keeps once an iterator has read it to its end.
+    order, which the cache keeps once an iterator has read it to its end: that
+    of the first iterator, also where another shuffle above draws more.
 
     Args:
       dataset: The `tf.data.Dataset`.
-      fills_cache: Whether the first epoch that is passed over is read, so that
-        a cache keeps its order.
+      fills_cache: Whether the first epoch is read if it is passed over, so
+        that a cache keeps its order.
       most: Number of batches that are read of it at most; None to read to its
         end.
 

@@ -185,7 +185,7 @@ class ParameterServerExtended(one_replica.WorkerExtended):
             # there, as an operation would that does not depend on it.
             with (
                 one_replica.foreign_objects_explained(),
-                own_random_numbers.own_random_numbers(self._config),
+                own_random_numbers.of(self._config),
                 tf.control_dependencies(one_replica.tensors_in((args, kwargs))),
             ):
                 result = compiled_parts.call(fn, args, kwargs)

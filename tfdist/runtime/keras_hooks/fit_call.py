@@ -124,9 +124,8 @@ def makes_all_when_built(model):
 
     Further optimizers may make theirs in the first step.
     """
-    return private_keras.is_built(model) and not model_optimizers.others_of(
-        model
-    )
+    has_others = bool(model_optimizers.others_of(model))
+    return private_keras.is_built(model) and not has_others
 
 
 def build_optimizer(model):
