@@ -19,6 +19,7 @@ import tfdist
 from tfdist.callbacks import ClusterMonitor
 from tfdist.callbacks import cluster_monitor
 from tfdist.cluster import preemption
+from tfdist.runtime.checkpoint.training_state import TrainingState
 from tfdist.runtime.exchange import journal as journal_lib
 from tfdist.runtime.exchange.journal import ExchangeRecord
 
@@ -142,8 +143,8 @@ def test_a_worker_that_got_sigterm_leaves_its_figures_and_trains_on(
     )
     preemption._received.set()
     fit(model, ClusterMonitor(verbose=0), batches=2)
-    # At once, after the epoch and at the end.
-    assert published.count("figures") == 3
+    # When it began, at once, after the epoch and at the end.
+    assert published.count("figures") == 4
     assert not preemption.is_leaving()
 
 
@@ -258,6 +259,86 @@ def test_a_second_fit_counts_its_own_steps(tmp_path, synchronization):
         rows = rows_of(monitor.jsonl_path)
         assert [row["step"] for row in rows] == [1, 2, 3, 4]
         assert rows[0]["version"] == 4 * (fits - 1) + 1
+
+
+class _Counted:
+    """A strategy's servers, which have also counted for another worker."""
+
+    OTHER = "/job:worker/task:1"
+
+    def __init__(self, strategy, monkeypatch, pushed):
+        self.pushed, self.report = pushed, None
+        self._counts, self._collect = strategy.gradient_counts, strategy.collect
+        monkeypatch.setattr(strategy, "gradient_counts", self._all_counts)
+        monkeypatch.setattr(strategy, "collect", self._all_reports)
+
+    def push(self, number):
+        """It pushes gradients."""
+        self.pushed += number
+
+    def _all_counts(self):
+        count = {"pushed": self.pushed, "accepted": self.pushed}
+        nothing = {"dropped": 0, "staleness": 0}
+        return {**self._counts(), self.OTHER: {**count, **nothing}}
+
+    def _all_reports(self, topic):
+        found = self._collect(topic)
+        if self.report is not None:
+            found[self.OTHER] = self.report
+        return found
+
+
+@pytest.fixture
+def numbered(monkeypatch):
+    """Calls of `fit` have numbers, as on a cluster; one that is set."""
+    number = [1]
+    monkeypatch.setattr(
+        TrainingState, "fit_number", property(lambda _: number[0])
+    )
+    return number
+
+
+def test_what_another_worker_did_in_an_earlier_fit_does_not_count(
+    monkeypatch, numbered
+):
+    strategy = tfdist.AsyncStrategy()
+    model = compiled_model(strategy)
+    fit(model, ClusterMonitor(verbose=0), batches=2)
+    ((name, of_first_fit),) = strategy.collect("figures").items()
+    counted = _Counted(strategy, monkeypatch, pushed=100)
+    # It left its figures, and then left.
+    counted.report = of_first_fit
+    for numbered[0], pushes in ((2, 0), (3, 1)):
+        push = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs, n=pushes: counted.push(n)
+        )
+        monitor = ClusterMonitor(verbose=0)
+        fit(model, monitor, push, batches=3)
+        assert monitor.summary["gradients_pushed"] == 3 + 3 * pushes
+        steps = {w["name"]: w["steps"] for w in monitor.summary["workers"]}
+        assert steps == {name: 3, counted.OTHER: 3 * pushes}
+
+
+def test_a_process_that_is_started_again_counts_from_where_its_fit_began(
+    monkeypatch, numbered
+):
+    strategy = tfdist.AsyncStrategy()
+    model = compiled_model(strategy)
+    fit(model, ClusterMonitor(verbose=0), batches=2)
+    numbered[0] = 2
+    fit(model, ClusterMonitor(verbose=0), batches=3)
+    # Its next process has made no exchange.
+    monkeypatch.setattr(type(strategy.journal), "count", 0)
+    again = ClusterMonitor(verbose=0)
+    again.set_model(model)
+    again.on_train_begin()
+    (left,) = strategy.collect("figures").values()
+    assert left["counts_before"]["pushed"] == 2
+    # In a call of `fit` of which it has left nothing, from now on.
+    numbered[0] = 3
+    again.on_train_begin()
+    (left,) = strategy.collect("figures").values()
+    assert left["counts_before"]["pushed"] == 5
 
 
 @pytest.mark.parametrize("every", [0, -3])

@@ -79,6 +79,7 @@ def test_a_worker_adds_up_its_exchanges_over_several_calls():
     figures.add([])
     figures.add([exchange(2, accepted=False, **parts)])
     assert figures.report(8.0) == {
+        "fit": 0,
         "steps": 3,
         "exchanges": 3,
         "seconds": 8.0,

@@ -103,13 +103,10 @@ class ClusterMonitor(keras.callbacks.Callback):
         self._between = strategy.journal.bytes_between
         self._began = time.time()
         self._epochs = 0
-        # Those of an earlier life of this worker belong to this training; of
-        # an earlier `fit` of this life they do not.
-        counted = {}
-        if self._first:
-            counted = strategy.gradient_counts()
+        self._fit = strategy.state.fit_number
+        self._before = self._counts_before()
         self._figures = summary_lib.WorkerFigures(
-            counted.get(cluster.task_name)
+            self._before.get(cluster.task_name), self._fit
         )
         self._file = self._events = None
         if self._log_dir is not None:
@@ -128,6 +125,25 @@ class ClusterMonitor(keras.callbacks.Callback):
                 f"Progress and metrics are those of {cluster.task_name} on "
                 f"{data}; {all_of if cluster.num_ps else 'so are cluster_*'}."
             )
+
+        # What this worker reported in an earlier call of `fit` is over, and
+        # another process of this worker finds what was counted before.
+        strategy.publish("figures", self._figures.report(0.0))
+
+    def _counts_before(self):
+        """What servers had counted before this call of `fit`, by worker."""
+        strategy = self._strategy
+        # What an earlier process of this worker did in the first call belongs
+        # to it.
+        if not self._first and self._fit <= 1:
+            return {}
+        counts = strategy.gradient_counts()
+        if not self._first:
+            name = strategy.cluster.task_name
+            left = strategy.collect("figures").get(name)
+            if left is not None and left["fit"] == self._fit:
+                counts[name] = left["counts_before"]
+        return counts
 
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
@@ -190,10 +206,12 @@ class ClusterMonitor(keras.callbacks.Callback):
             self._events.close()
         self._strategy.barrier()
         if self._strategy.cluster.is_chief:
+            reports = self._strategy.collect("figures")
             self.summary = summary_lib.summarize(
-                self._strategy.collect("figures"),
+                {n: r for n, r in reports.items() if r["fit"] == self._fit},
                 self._strategy.updates_applied(),
                 self._strategy.gradient_counts(),
+                self._before,
             )
             self.summary["metrics"] = self._strategy.cluster_metrics(self.model)
             if self._verbose:

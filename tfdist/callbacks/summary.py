@@ -39,9 +39,11 @@ class WorkerFigures:
       counts_before: What the servers had counted of this worker's gradients
         before, that is in an earlier `fit` of the same process: its part of
         `strategy.gradient_counts()`; None for nothing.
+      fit: Number of the call of `fit`; 0 if none is in common.
     """
 
-    def __init__(self, counts_before=None):
+    def __init__(self, counts_before=None, fit=0):
+        self._fit = fit
         self.exchanges = 0
         self.steps = 0
         self._counts_before = {**_NO_COUNTS, **(counts_before or {})}
@@ -65,6 +67,7 @@ class WorkerFigures:
         """
         received = self._sums["bytes_received"] + bytes_between
         return {
+            "fit": self._fit,
             "steps": self.steps,
             "exchanges": self.exchanges,
             "seconds": seconds,
@@ -75,7 +78,7 @@ class WorkerFigures:
         }
 
 
-def summarize(reports, versions, counts=None):
+def summarize(reports, versions, counts=None, counts_before=None):
     """The cluster's figures.
 
     Args:
@@ -84,6 +87,8 @@ def summarize(reports, versions, counts=None):
       counts: What the servers have counted, `strategy.gradient_counts()`.
         They know of what was not reported, too: by workers that died or
         left, or in an earlier life. If empty, the reports count.
+      counts_before: The same from before this training, for workers without a
+        report; None for nothing.
 
     Returns:
       A dict: `updates_applied`, `gradients_pushed`, `gradients_accepted`,
@@ -97,7 +102,7 @@ def summarize(reports, versions, counts=None):
       pushed and not reported is part of its steps, its mean staleness (and the
       cluster's) and its counts, and of nothing else.
     """
-    counts = counts or {}
+    counts, counts_before = counts or {}, counts_before or {}
     staleness = collections.Counter()
     means = []
     # With local steps a push stands for several.
@@ -107,7 +112,8 @@ def summarize(reports, versions, counts=None):
         report = reports.get(name, _NO_REPORT)
         own = collections.Counter(dict(report["staleness"]))
         staleness.update(own)
-        gradients = _gradients(report, counts.get(name))
+        before = report.get("counts_before", counts_before.get(name))
+        gradients = _gradients(report, counts.get(name), before)
         steps, late = report["steps"], (_total(own), own.total())
         not_reported = gradients["pushed"] - report["exchanges"]
         if not_reported > 0:
@@ -189,12 +195,13 @@ def table(summary):
     return "\n".join([*lines, shown])
 
 
-def _gradients(report, count):
+def _gradients(report, count, before):
     """The counts of one worker's gradients in this training, a dict.
 
     Args:
       report: Its `WorkerFigures.report`.
       count: What the servers have counted, or None.
+      before: What they had counted before; None for nothing.
     """
     if count is None:
         pushed = report["exchanges"]
@@ -204,7 +211,7 @@ def _gradients(report, count):
             "accepted": accepted,
             "dropped": pushed - accepted,
         }
-    before = report.get("counts_before", _NO_COUNTS)
+    before = before or _NO_COUNTS
     return {name: count[name] - before[name] for name in _NO_COUNTS}
 
 
