@@ -272,6 +272,29 @@ def test_marks_below_a_line_of_source_are_no_error():
     assert reader.cause(1).error == "IndexError: list index out of range"
 
 
+@pytest.mark.parametrize("seconds", [0.0, 3600.0])
+def test_an_error_of_long_ago_was_caught(monkeypatch, seconds):
+    """One that ends a program may be followed by what others log then."""
+    times = [0.0]
+    monkeypatch.setattr(failure.time, "monotonic", lambda: times[0])
+    reader = failure.ErrorReader()
+    for line in (
+        b"Traceback (most recent call last):",
+        b'  File "train.py", line 7, in <module>',
+        b"ValueError: no such shard",
+        b"W0101 10:00:00.000000    1 data.py:5] Goes on without it.",
+    ):
+        reader.read(line)
+    times[0] = seconds
+    reader.read(b"lost the mount")
+    cause = reader.cause(1)
+    if seconds:
+        assert cause.error == "its last line was: lost the mount"
+        assert not cause.is_final
+    else:
+        assert cause.error == "ValueError: no such shard"
+
+
 def test_what_is_no_utf_8_ends_no_launcher():
     reader = failure.ErrorReader()
     for line in (

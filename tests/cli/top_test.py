@@ -10,6 +10,7 @@ from tests.cli.launched import ROOT
 from tests.cli.launched import Launched
 from tfdist.cli import top
 from tfdist.cli import usage
+from tfdist.cluster import member_table
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +77,28 @@ def test_without_a_terminal_there_are_no_lines_unless_they_are_wanted(script):
         assert status == 0, text
         (path.parent / "done").touch()
         assert "workers run" not in run.finish()[1]
+
+
+def test_an_evaluator_is_no_worker():
+    names = [f"/job:{job}/task:0" for job in ("chief", "worker", "evaluator")]
+
+    class Servers:
+        ReadError = OSError
+
+        @staticmethod
+        def read(address, timeout):
+            alive = member_table.MemberState.ALIVE
+            return [member_table.Member(name, alive, 0.0, 0) for name in names]
+
+    (group,) = top._ask_server(Servers, "", 1.0)
+    assert [one.name for one in group] == ["chief 0", "worker 0"]
+
+
+def test_sockets_that_cannot_be_reached_are_said(monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/proc")
+    status, text = shown()
+    assert status == 2 and "Traceback" not in text
+    assert "XDG_RUNTIME_DIR" in text and "/proc/tfdist" in text
 
 
 def test_who_is_asked_must_be_there():

@@ -131,7 +131,7 @@ class ClusterMonitor(keras.callbacks.Callback):
         strategy.publish("figures", self._figures.report(0.0))
 
     def _counts_before(self):
-        """What servers had counted before this call of `fit`, by worker."""
+        """Returns the counts before this call of `fit`, by worker."""
         strategy = self._strategy
         # What an earlier process of this worker did in the first call belongs
         # to it.

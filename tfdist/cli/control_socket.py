@@ -94,9 +94,16 @@ def only_launcher(pid: int | None) -> int:
         pid: the flag `--pid`; `None` where one launcher runs.
 
     Raises:
-        UsageError: if there is no such launcher, or there are several.
+        UsageError: if there is no such launcher, or there are several, or the
+            directory of their sockets cannot be used.
     """
-    running = launchers()
+    try:
+        running = launchers()
+    except OSError as error:
+        raise usage.UsageError(
+            "The directory in which launchers are found (in "
+            f"$XDG_RUNTIME_DIR, or else of temporary files): {error}"
+        ) from error
     if pid is None:
         if not running:
             raise usage.UsageError("No `tfdist launch` of this user runs here.")

@@ -7,11 +7,13 @@ writes why it aborts.
 """
 
 import dataclasses
+import math
 import os
 import pathlib
 import re
 import signal
 import sysconfig
+import time
 import traceback
 
 from tfdist.cli import line_assembler
@@ -70,6 +72,9 @@ _MISTAKE = re.compile(
     rb"|NotImplementedError|tfdist\.\S*(Config|Mismatch)Error)(:|$)"
 )
 _MOST_CHARACTERS = 300
+# A process that an error ends takes at most so many seconds to end, and may log
+# meanwhile. An error that was written before that was caught.
+_END_SECONDS = 60.0
 _LIBRARIES = tuple(
     os.path.join(directory, "")
     for path in (
@@ -112,6 +117,7 @@ class ErrorReader:
     def __init__(self):
         """Starts before the first line."""
         self._error = b""
+        self._read_error_at = -math.inf
         self._frames: list[tuple[bytes, bytes, bytes | None]] = []
         self._in_frames = False
         self._is_at_end = False  # Only the error has been written since.
@@ -143,6 +149,7 @@ class ErrorReader:
             pass  # The error before is the one that has ended the process.
         elif is_part:
             self._is_at_end = True
+            self._read_error_at = time.monotonic()
         elif log_levels.level_of(line) is not None:
             self._is_at_end = False
         if line.strip() and not log_levels.is_chatter(line):
@@ -163,7 +170,8 @@ class ErrorReader:
             return Cause(
                 _shortened(error), self._place() if self._fault else None
             )
-        if self._error and (status == 1 or self._is_at_end):
+        ends_soon = time.monotonic() - self._read_error_at < _END_SECONDS
+        if self._error and (status == 1 and ends_soon or self._is_at_end):
             is_final = _MISTAKE.match(self._error) is not None
             is_of_another = _OF_ANOTHER.search(self._error) is not None
             return Cause(

@@ -166,7 +166,9 @@ def _ask_server(reader, address: str, timeout: float) -> _Groups:
         raise NoAnswerError(
             f"The parameter server at {address} does not answer: {error}"
         ) from error
-    return [[_of_member(one) for one in members]]
+    # An evaluator makes no steps.
+    workers = [m for m in members if not m.name.startswith("/job:evaluator")]
+    return [[_of_member(one) for one in workers]]
 
 
 def _of_member(member) -> Reading:
