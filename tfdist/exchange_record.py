@@ -17,9 +17,11 @@ class ExchangeRecord:
         ledger, from 0; -1 where there is none (plain `Async`).
       staleness: Updates that others had applied between this worker's pull
         and the application of its gradients; the largest over the servers.
+        Without a ledger, a pull of any of several optimizers counts.
       accepted: Whether the gradients are part of an update; dropped else.
       compute_seconds: From the end of the exchange before to this one's
-        beginning: input, forward, backward. Zero for the first.
+        beginning: input, forward, backward; and what callbacks and
+        validation have done in between. Zero for the first.
       exchange_seconds: From gradients ready to fresh parameters here, without
         the wait.
       wait_seconds: From the gradients' arrival to their turn on the server,
