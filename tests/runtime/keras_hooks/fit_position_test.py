@@ -248,6 +248,54 @@ def test_a_callback_that_resumes_is_not_interfered_with(tmp_path, make, kinds):
     assert (word.first_epoch, word.first_batch) == (7, 0)
 
 
+@pytest.mark.parametrize(
+    "worker, others, is_over",
+    {
+        "is there": (0, {1: row()}, False),
+        "has never been there": (0, {}, False),
+        "was told to leave": (0, {1: row(state=MemberState.LEFT)}, False),
+        "has died": (0, {1: row(silent=11.0)}, False),
+        "has raised": (
+            0,
+            {1: row(state=MemberState.FAILED, reached=_CLOSED)},
+            False,
+        ),
+        "the chief has died": (1, {0: row(silent=11.0)}, False),
+        "has finished": (
+            0,
+            {1: row(state=MemberState.FINISHED, reached=_CLOSED)},
+            True,
+        ),
+        "one has finished, one trains": (
+            0,
+            {1: row(state=MemberState.FINISHED, reached=_CLOSED), 2: row()},
+            False,
+        ),
+        "one has finished, one was told to leave": (
+            0,
+            {
+                1: row(state=MemberState.FINISHED, reached=_CLOSED),
+                2: row(state=MemberState.LEFT),
+            },
+            True,
+        ),
+    }.values(),
+)
+def test_later_calls_are_over_only_where_others_have_finished(
+    worker, others, is_over
+):
+    """Not where they are merely away."""
+    rows = [row(4, 7) if k in others else never() for k in range(3)]
+    made = turns(worker, rows, row(2, 1), initial_workers=2)
+    made = fit_position.FitPosition(made, made._fits)
+    made.watch(Frame(keras.Sequential()), CALL)
+    assert made.goes_on
+    for number, other in others.items():
+        rows[number] = other
+    made.watch(Frame(keras.Sequential()), CALL + 1)
+    assert made.is_over is is_over
+
+
 def waits(worker, tables, former=None):
     """Number of looks at the table before a worker begins to train."""
     looks = iter(tables)

@@ -16,6 +16,7 @@ CHIEF = 0
 # seen anything.
 _UNSEEN_SECONDS = 60.0
 _NEVER_SEEN = member_table.MemberState.UNKNOWN
+_FINISHED = member_table.MemberState.FINISHED
 
 
 class FitTurns:
@@ -200,12 +201,21 @@ class FitTurns:
             logging.warning("%s Beginning without.", error)
 
     def are_over(self):
-        """Whether all others have finished, and none is expected."""
-        rows = self._rows()
+        """Whether another worker has finished, and none is expected.
+
+        Those that have left, failed or died have not: they may come back, and
+        what is left to train on may be this worker's alone.
+        """
+        others = [
+            (worker, member)
+            for worker, member in enumerate(self._rows())
+            if worker != self._worker
+        ]
+        if _FINISHED not in [member.state for _, member in others]:
+            return False
         return not any(
             self._expected.includes(worker, member, self._worker_timeout)
-            for worker, member in enumerate(rows)
-            if worker != self._worker
+            for worker, member in others
         )
 
     def chief_has_ended(self, number):
@@ -228,10 +238,7 @@ class FitTurns:
 
     def _counts(self, member):
         """Whether a worker trains, or has trained to the end."""
-        return (
-            self.is_there(member)
-            or member.state is member_table.MemberState.FINISHED
-        )
+        return self.is_there(member) or member.state is _FINISHED
 
     def is_there(self, member):
         """Whether a `Member` lives, as far as is known."""
@@ -347,6 +354,6 @@ def _place_of(former, number):
     """
     word = former.word
     is_last = word.number == number
-    if is_last and former.state is not member_table.MemberState.FINISHED:
+    if is_last and former.state is not _FINISHED:
         return word.epoch, word.batch
     return word.position(number)
