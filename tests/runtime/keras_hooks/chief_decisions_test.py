@@ -3,6 +3,7 @@
 Tables are the test's. With real clusters: `tests.multi_process.decisions_test`.
 """
 
+import dataclasses
 import types
 
 import keras
@@ -10,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tests.runtime.keras_hooks.one_worker import Worker
+from tests.runtime.keras_hooks.one_worker import begin
 from tests.runtime.keras_hooks.one_worker import table
 import tfdist
 from tfdist.cluster import fit_progress
@@ -115,6 +117,63 @@ def test_with_local_steps_a_callback_s_rate_lasts_until_an_exchange():
     assert rate.numpy() == 0.125
     call(exchanges=True)
     assert rate.numpy() == 0.5
+
+
+def comes_back(number, last, rate=0.5):
+    """A worker that begins its first call of `fit` as the chief was known.
+
+    Args:
+      number: The worker's.
+      last: The chief's `Word`.
+      rate: The learning rate of the model as it was compiled.
+    """
+    row = dataclasses.replace(table(0)[0], word=last)
+    worker = Worker(number, [row, *table(1, 1)[1:]])
+    worker.membership.former = row
+    worker.runtime.local = worker.runtime.coordination = types.SimpleNamespace(
+        waits=False, keeps_own_values=False
+    )
+    worker.model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    worker.model.compile(keras.optimizers.SGD(rate), "mse")
+    begin(worker)
+    return worker, worker.model.optimizer.learning_rate
+
+
+@pytest.mark.parametrize(
+    "call, rates, expected",
+    {
+        "it was in this call": (1, (0.125,), 0.125),
+        "it was in a later call": (2, (0.125,), 0.5),
+        "its model had two optimizers": (1, (0.125, 0.25), 0.5),
+        "it had not begun": (0, (), 0.5),
+    }.values(),
+)
+def test_a_chief_that_comes_back_goes_on_with_the_rates_that_it_had_told(
+    call, rates, expected
+):
+    """Before callbacks see that training begins: what they set counts."""
+    reached = fit_progress.begun(call) if call else 0
+    last = fit_progress.Word(reached=reached, epoch=4, batch=7, rates=rates)
+    worker, rate = comes_back(0, last)
+    assert float(rate) == expected
+    rate.assign(0.0625)
+    fit = worker.chief_decisions._fit
+    fit.find_rates()
+    worker.chief_decisions._tell_begun(fit)
+    assert worker.membership.fits.word.rates == (0.0625,)
+
+
+def test_another_worker_that_comes_back_begins_with_the_rates_of_the_chief():
+    last = fit_progress.Word(
+        reached=fit_progress.begun(1), epoch=4, batch=7, rates=(0.125,)
+    )
+    worker, rate = comes_back(1, last)
+    rates, decisions = [], worker.chief_decisions
+    decisions._fit.find_rates()
+    decisions._tell_begun(decisions._fit)
+    decisions._fit.is_in_loop = True
+    decisions.call(lambda step: step(), lambda: rates.append(float(rate)))
+    assert rates == [0.125]
 
 
 def test_rates_of_all_optimizers_of_a_model_are_known(caplog):

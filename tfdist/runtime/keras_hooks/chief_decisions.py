@@ -169,6 +169,8 @@ class ChiefDecisions:
             )
         self._fit = fit_call.FitCall(frame, number)
         self.position.watch(frame, number)
+        if self.is_chief and self._membership.former is not None:
+            self._fit.resume_rates(self._membership.former.word)
         # A call in which nothing is left to do has been one all the same.
         self._fit.has_begun = self.position.is_over
         self._fits.watch(call, number)
@@ -386,6 +388,9 @@ class ChiefDecisions:
             fit.told = chief.word
             if chief.word.written >= fit.number:
                 self._runtime.local.adopt_given()
+        elif self.position.goes_on:
+            # It makes no step with the rates that training began with.
+            fit.told = self._turns.chief().word
 
     def _tell(self, **changes):
         self._fits.tell(**changes)
@@ -429,7 +434,7 @@ class ChiefDecisions:
 
         Called when code of this worker has stopped training here alone.
         """
-        chief = self._store.call(self._membership.read)[fit_turns.CHIEF]
+        chief = self._turns.chief()
         # Where the chief has stopped, the next exchange will tell.
         if chief.word.stopped != fit.number and (
             0 < chief.word.number < fit.number

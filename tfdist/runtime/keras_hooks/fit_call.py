@@ -106,7 +106,24 @@ class FitCall:
         if may_last and self.adopted == self.exchanges:
             return
         self.adopted = self.exchanges
-        for variable, rate in zip(self.rates, told.rates, strict=False):
+        self._set_rates(told.rates)
+
+    def resume_rates(self, word):
+        """Sets the learning rates that a former process has told of this call.
+
+        Called before callbacks see that training begins.
+
+        Args:
+          word: Its `Word`.
+        """
+        self.find_rates()
+        # Of another model, or of optimizers that a step has made.
+        is_known = len(word.rates) == len(self.rates)
+        if word.number == self.number and is_known:
+            self._set_rates(word.rates)
+
+    def _set_rates(self, rates):
+        for variable, rate in zip(self.rates, rates, strict=False):
             if float(variable.numpy()) != rate:
                 variable.assign(rate)
 

@@ -151,6 +151,10 @@ class FitTurns:
         """The `Member` of each worker, as last heard of, a list."""
         return self._store.call(self._membership.read)[: len(self._names)]
 
+    def chief(self):
+        """The chief's `Member`, as last heard of."""
+        return self._rows()[CHIEF]
+
     def _is_expected(self):
         """Whether the cluster begins with this worker, here for the first time.
 
@@ -224,7 +228,7 @@ class FitTurns:
         Args:
           number: The call's number.
         """
-        chief = self._rows()[CHIEF]
+        chief = self.chief()
         return self._is_awaited_by(
             chief
         ) and chief.word.reached < fit_progress.begun(number)
@@ -264,7 +268,7 @@ class FitTurns:
 
     def _chief_if_at(self, reached):
         """The chief's `Member` if it is not waited for any more, or None."""
-        chief = self._rows()[CHIEF]
+        chief = self.chief()
         over = (
             chief.word.reached >= reached
             or not self.is_there(chief)
