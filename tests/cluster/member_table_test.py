@@ -59,3 +59,63 @@ def test_time_in_which_a_server_did_not_listen_is_nobodys_silence(monkeypatch):
     assert [(m.word, m.life) for m in after] == [
         (m.word, m.life) for m in before
     ]
+
+
+def test_rows_of_before_a_server_died_count_where_nobody_was_heard_since(
+    monkeypatch,
+):
+    table = member_table.MemberTable(DEVICE, ("a", "b", "c", "d"))
+    table.create()
+    now = tf.Variable(1000.0, dtype=tf.float64)
+    monkeypatch.setattr(member_table.tf, "timestamp", lambda: now.read_value())
+
+    @tf.function(autograph=False)
+    def write(index, values):
+        with tf.device(DEVICE):
+            table.build_write(index, values)
+
+    @tf.function(autograph=False)
+    def look():
+        with tf.device(DEVICE):
+            return table.build_rows()
+
+    @tf.function(autograph=False, input_signature=table.put_back_signature())
+    def put_back(rows, then):
+        with tf.device(DEVICE):
+            table.build_put_back(rows, then)
+
+    def values(state, arrivals, life):
+        made = np.zeros([member_table.WRITTEN])
+        made[:4] = [state, arrivals, 5.0, life]
+        return made
+
+    states = member_table.MemberState
+    write(0, values(states.ALIVE, 3, life=7.0))
+    write(1, values(states.LEFT, 2, life=8.0))
+    write(2, values(states.ALIVE, 3, life=9.0))
+    now.assign(1004.0)
+    kept = look()
+    # The server is away for long, and the third member starts again as well.
+    now.assign(2000.0)
+    table.create()
+    write(2, values(states.ALIVE, 0, life=10.0))
+    now.assign(2001.0)
+    for _ in range(2):
+        put_back(*kept)
+    assert [
+        (m.state, m.arrivals, m.life, m.silent_for) for m in table.read()
+    ] == [
+        (states.ALIVE, 3, 7.0, 4.0),
+        (states.LEFT, 2, 8.0, 4.0),
+        (states.ALIVE, 0, 10.0, 1.0),
+        (states.UNKNOWN, 0, 0.0, float("inf")),
+    ]
+    assert [m.life for m in table.read_former()] == [7.0, 8.0, 9.0, 0.0]
+    with tf.device(DEVICE):
+        seen, entered, _, _ = table.build_attendance(2)
+        assert table.build_enlisted(4, initial_workers=3) == 2.0
+    assert (seen - entered).numpy().tolist() == [5.0, 5.0]
+    # What is heard of a member counts as ever.
+    write(1, values(states.ALIVE, 0, life=11.0))
+    put_back(*kept)
+    assert table.read()[1].life == 11.0

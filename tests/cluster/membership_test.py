@@ -1,5 +1,6 @@
 """A worker's rows in the tables of servers that move."""
 
+import functools
 import socket
 import threading
 import types
@@ -9,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.cluster import config as cluster_config
+from tfdist.cluster import fit_progress
 from tfdist.cluster import member_table
 from tfdist.cluster import membership as membership_lib
 from tfdist.cluster import server_client
@@ -245,6 +247,69 @@ def test_whom_a_server_does_not_know_yet_is_as_known_before(monkeypatch):
         (done, 100.0, 2),
     ]
     membership.leave(done)
+
+
+def test_a_process_that_was_lost_with_the_first_server_is_told_of(monkeypatch):
+    """Its worker's next one is there before another member can tell."""
+    device = "/job:localhost/replica:0/task:0/device:CPU:0"
+
+    def function(client, build, signature, any_life=False):
+        del client, any_life
+
+        @functools.partial(
+            tf.function, input_signature=signature, autograph=False
+        )
+        def built(*arguments):
+            with tf.device(device):
+                return build(*arguments) or []
+
+        def call(*arguments):
+            return [tensor.numpy() for tensor in built(*arguments)]
+
+        call.close = lambda: None
+        return call
+
+    monkeypatch.setattr(server_client.ServerClient, "function", function)
+    monkeypatch.setattr(sessions, "listens", lambda *_: True)
+    monkeypatch.setattr(member_table, "HEARTBEAT_SECONDS", 0.01)
+    spec = {"ps": (OLD,), "worker": ("localhost:3", "localhost:4")}
+    chief, other = (
+        cluster_config.ClusterConfig(spec, "worker", k) for k in range(2)
+    )
+    table = member_table.MemberTable(device, member_table.names_of(chief))
+    table.create()
+    going, lost = (
+        membership_lib.Membership(config, [device]) for config in (chief, other)
+    )
+    for member in (going, lost):
+        member.wait_until_entered(60.0, mend=lambda: None)
+    lost.fits.tell(reached=fit_progress.begun(1), epoch=50, batch=3)
+    waiting.wait_until(
+        lambda: (
+            going._kept is not None
+            and going.tables[0].members(*going._kept)[1].word.epoch == 50
+        ),
+        what="the others to know of it",
+        timeout=60.0,
+    )
+    lost._stop.set()
+    lost._threads[0].join(60.0)
+    going._may_lack = True  # As it is told by the server's life.
+    table.create()
+    back = membership_lib.Membership(other, [device])
+    back.wait_until_entered(60.0, mend=lambda: None)
+    back.find_former()
+    assert back.former.state == member_table.MemberState.UNKNOWN
+    going.reconnected(chief, [2])
+    going.enter_again()
+    back.find_former()
+    assert (back.former.word.epoch, back.former.word.batch) == (50, 3)
+    assert back.former.life == lost._life
+    # Who was there all the time is not its own successor.
+    going.find_former()
+    assert going.former.state == member_table.MemberState.UNKNOWN
+    for member in (going, back):
+        member.leave(member_table.MemberState.FINISHED)
 
 
 def test_a_session_is_not_closed_where_nobody_listens_any_more():

@@ -7,6 +7,7 @@ over.
 
 import dataclasses
 import enum
+import functools
 
 import tensorflow as tf
 
@@ -14,6 +15,8 @@ from tfdist.cluster import fit_progress
 from tfdist.cluster import step_figures
 
 _NAME = "tfdist/members"
+# Of the same form: rows that a server had before it was started again.
+_FORMER_NAME = "tfdist/former_members"
 # State, seen, arrivals, entered, life; what it tells of its training; its
 # figures.
 _OWN_COLUMNS = 5
@@ -90,7 +93,12 @@ class MemberTable:
         self._device = device
         self._names = names
         self._create = tf.function(self._build_create, autograph=False)
-        self._read = tf.function(self._build_read, autograph=False)
+        self._read, self._read_former = (
+            tf.function(
+                functools.partial(self._build_read, name), autograph=False
+            )
+            for name in (_NAME, _FORMER_NAME)
+        )
         self._excuse = tf.function(self._build_excuse, autograph=False)
 
     def create(self):
@@ -100,6 +108,13 @@ class MemberTable:
     def read(self):
         """The rows, a list of `Member`."""
         return self.members(*(tensor.numpy() for tensor in self._read()))
+
+    def read_former(self):
+        """The rows of before the server was started again, as `read`.
+
+        Those that members have put back; of others nothing is known.
+        """
+        return self.members(*(tensor.numpy() for tensor in self._read_former()))
 
     def excuse(self, seconds):
         """Takes a pause of the server's out of the members' silence.
@@ -134,13 +149,47 @@ class MemberTable:
             resource=self._handle(), indices=[index], updates=[row]
         )
 
-    def build_rows(self):
+    def put_back_signature(self):
+        """The signature of `build_put_back`, a list of `tf.TensorSpec`."""
+        return [
+            tf.TensorSpec([len(self._names), _COLUMNS], tf.float64),
+            tf.TensorSpec([], tf.float64),
+        ]
+
+    def build_put_back(self, rows, then):
+        """Builds, in the scope's device: rows of before its server died.
+
+        They count where a member has not been heard of since. Of one that has
+        been, which may be another process, `read_former` tells. The time from
+        then to now is nobody's silence.
+
+        Args:
+          rows: What `build_rows` had read, a float64 matrix.
+          then: The time on the server with it.
+        """
+        known = rows[:, 0] > 0.0
+        later = tf.where(known, tf.timestamp() - then, 0.0)
+        times = tf.one_hot([_SEEN, _ENTERED], _COLUMNS, dtype=tf.float64)
+        rows += later[:, None] * tf.reduce_sum(times, 0)
+        for name in (_NAME, _FORMER_NAME):
+            lacking = known & tf.equal(self._build_all(name)[:, 0], 0.0)
+            indices = tf.where(lacking)[:, 0]
+            tf.raw_ops.ResourceScatterUpdate(
+                resource=self._handle(name),
+                indices=indices,
+                updates=tf.gather(rows, indices),
+            )
+
+    def build_rows(self, name=_NAME):
         """Builds, in the scope's device, what `members` needs.
+
+        Args:
+          name: Of the server's variable.
 
         Returns:
           A list of the rows, a float64 matrix, and the time on the server.
         """
-        return [self._build_all(), tf.timestamp()]
+        return [self._build_all(name), tf.timestamp()]
 
     def build_word(self, index):
         """Builds the reading of a row's `Word`, in the scope's device.
@@ -193,25 +242,30 @@ class MemberTable:
         enlisted = tf.reduce_sum(tf.cast(~gone, tf.float64))
         return tf.maximum(enlisted, 1.0)
 
-    def _build_all(self):
+    def _build_all(self, name=_NAME):
         rows = tf.raw_ops.ReadVariableOp(
-            resource=self._handle(), dtype=tf.float64
+            resource=self._handle(name), dtype=tf.float64
         )
         return tf.reshape(rows, [len(self._names), _COLUMNS])
 
-    def _handle(self):
+    def _handle(self, name=_NAME):
         return tf.raw_ops.VarHandleOp(
             dtype=tf.float64,
             shape=[len(self._names), _COLUMNS],
-            shared_name=_NAME,
+            shared_name=name,
         )
 
     def _build_create(self):
+        empty = tf.zeros([len(self._names), _COLUMNS], tf.float64)
         with tf.device(self._device):
-            tf.raw_ops.AssignVariableOp(
-                resource=self._handle(),
-                value=tf.zeros([len(self._names), _COLUMNS], tf.float64),
+            former = tf.raw_ops.AssignVariableOp(
+                resource=self._handle(_FORMER_NAME), value=empty
             )
+            # Last: whoever finds this one finds the other, too.
+            with tf.control_dependencies([former]):
+                tf.raw_ops.AssignVariableOp(
+                    resource=self._handle(), value=empty
+                )
 
     def _build_excuse(self, seconds):
         with tf.device(self._device):
@@ -227,9 +281,9 @@ class MemberTable:
                 * tf.one_hot(_SEEN, _COLUMNS, dtype=tf.float64),
             )
 
-    def _build_read(self):
+    def _build_read(self, name):
         with tf.device(self._device):
-            rows, now = self.build_rows()
+            rows, now = self.build_rows(name)
         # Copied to the caller: no eager tensor may live on a server.
         with tf.device(_here()):
             return tf.identity(rows), now + 0.0

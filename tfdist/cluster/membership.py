@@ -25,6 +25,9 @@ from tfdist.cluster import waiting
 # Between attempts to enter the table of a server that has none yet.
 _RETRY_SECONDS = 0.1
 _MEND_SECONDS = 3.0
+# Each member keeps the first server's table with every beat, where it has as
+# few rows as this; else more seldom, for the sake of the server.
+_ROWS_PER_BEAT = 16
 # How long a worker that ends waits for a heartbeat that is under way: since
 # the server's last answer, and at least for the second.
 _ANSWER_SECONDS = 10.0
@@ -46,7 +49,7 @@ class Membership:
       clients: A `ServerClient` for each server.
       tables: A `MemberTable` for each, for the main thread to read.
       former: This worker's row of before its first beat, a `Member`: of an
-        earlier process, or never seen. None until then.
+        earlier process, or never seen. None until then. See `find_former`.
       is_foreign: Whether the first server's table is that of another cluster
         or version. Nothing is written there.
       on_beat: Functions that are called after each beat at the first server,
@@ -69,7 +72,16 @@ class Membership:
             [self._make_write(k, any_life) for k in range(len(devices))]
             for any_life in (False, True)
         )
-        self._look = self.clients[0].function(self.tables[0].build_rows, [])
+        table = self.tables[0]
+        self._look = self.clients[0].function(table.build_rows, [])
+        self._put_back = self.clients[0].function(
+            table.build_put_back, table.put_back_signature()
+        )
+        # Rows of the first server's table and its time, as seen last; None
+        # before. And whether this process has connected to a server that may
+        # lack some of them.
+        self._kept, self._may_lack = None, False
+        self._beats_to_keep = 0
         self.former = None
         self.is_foreign = False
         self._arrivals = 0
@@ -87,7 +99,7 @@ class Membership:
         self._known, self._missed = {}, {}
         # By server: when it last answered.
         self._answered = [self._began for _ in self.tables]
-        self.on_beat = []
+        self.on_beat = [self._keep]
         self._stop = threading.Event()
         # By server; set once this worker is in its table.
         self._entered = {name: threading.Event() for name in config.ps_names}
@@ -169,6 +181,30 @@ class Membership:
             for entered in self._entered.values():
                 entered.set()
 
+    def find_former(self):
+        """Looks for this worker's earlier process once more.
+
+        The first server, if it was started again as well, does not know of it
+        before another member has told.
+        """
+        states = member_table.MemberState
+        if self.former is None or self.former.state is not states.UNKNOWN:
+            return
+        found = self.tables[0].read_former()[self.row]
+        # Not this process, which has been there when the server died.
+        if found.life != self._life:
+            self.former = found
+
+    def _keep(self):
+        """Keeps the first server's table, for its next life."""
+        self._beats_to_keep -= 1
+        if self._beats_to_keep > 0:
+            return
+        rows, now = self._look()
+        if not self._may_lack:
+            self._kept = rows, now
+            self._beats_to_keep = 1 + len(rows) // _ROWS_PER_BEAT
+
     def told(self):
         """Returns the `Word` that this worker tells of its training."""
         return self.fits.word
@@ -222,6 +258,7 @@ class Membership:
                 "one does not do what strategies of tfdist ask for."
             ),
         )
+        self._may_lack = False
 
     def reconnected(self, config, lives=None):
         """This process has reconnected; threads may talk to servers.
@@ -230,6 +267,7 @@ class Membership:
           config: The `ClusterConfig` as it is now.
           lives: The servers' incarnations, None for those that they are in.
         """
+        self._may_lack = True
         lives = lives or [None] * len(self.clients)
         for server, (client, address, life) in enumerate(
             zip(self.clients, config.ps_addresses, lives, strict=True)
@@ -244,9 +282,17 @@ class Membership:
     def enter_again(self):
         """Enters this worker into all tables, one after the other.
 
+        The first server is told of members that it may not have heard of: of
+        who has left, and of where those are to go on that were lost with it.
+
         Raises:
           tf.errors.OpError: A server is not there, or not ready yet.
         """
+        if self._kept is not None:
+            self._put_back(*self._kept)
+            # It is seldom called.
+            self._put_back.close()
+        self._may_lack = False
         for server in range(len(self.clients)):
             self._put(server, member_table.MemberState.ALIVE)
 

@@ -56,6 +56,7 @@ class Worker:
             tell=lambda: None,
             arrivals=arrivals,
             former=None,
+            find_former=lambda: None,
             on_beat=[],
             count_along=lambda arrivals: setattr(
                 membership, "arrivals", arrivals

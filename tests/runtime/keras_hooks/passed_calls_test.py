@@ -112,6 +112,25 @@ def comes_back(number, model, keeps_own_values=False):
     return worker, ends.calls
 
 
+def test_who_was_lost_with_the_first_server_goes_on_as_others_tell():
+    """They have told since this process was there."""
+    layers = [keras.Input([1]), keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    model.compile("sgd", "mse")
+    worker, _ = comes_back(1, model)
+    former = worker.membership.former
+    worker.membership.former = table(0)[3]
+    worker.membership.find_former = lambda: setattr(
+        worker.membership, "former", former
+    )
+    begin(worker)
+    decisions = worker.chief_decisions
+    assert (decisions.fit_number, decisions.is_passed) == (1, True)
+    begin(worker)
+    assert decisions.fit_number == 2
+    assert decisions.begin_data(size=9, skips=True) == (7, 3)
+
+
 @pytest.mark.parametrize("number", [0, 1], ids=["chief", "other"])
 @pytest.mark.parametrize("callback", [None, "resumes"])
 def test_calls_that_others_have_ended_are_passed_by_who_comes_back(

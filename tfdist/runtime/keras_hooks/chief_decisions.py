@@ -159,6 +159,8 @@ class ChiefDecisions:
             return  # One within another, of a callback.
         if self._fit is not None:
             self._end_abandoned(self._fit)
+        else:
+            self._store.call(self._membership.find_former)
         model = private_keras_calls.model_of(frame)
         number = self._next_number(model)
         if self.is_chief:
