@@ -36,6 +36,11 @@ class TellProgress(keras.callbacks.Callback):
         self._tally = handshake.Tally(f"{tasks.label()}.steps")
         self._steps = 0
 
+    def on_epoch_begin(self, epoch, logs=None):
+        """Tells of an epoch, counted from 0."""
+        del logs
+        print("begins epoch", epoch, flush=True)
+
     def on_train_batch_end(self, batch, logs=None):
         """Notes a step that is done."""
         del batch
@@ -58,6 +63,8 @@ def train(
     hold=0,
     lost_after=member_table.LOST_AFTER_SECONDS,
     server_timeout=60.0,
+    steps_per_epoch=1000000,
+    epochs=1,
 ):
     """Pushes `value` until told to stop; reports what it sees in the end.
 
@@ -70,6 +77,8 @@ def train(
         hold: after this number of steps wait until told to go on.
         lost_after: seconds after which a silent worker is not waited for.
         server_timeout: of the strategy, seconds.
+        steps_per_epoch: of `fit`.
+        epochs: of `fit`.
     """
     member_table.LOST_AFTER_SECONDS = lost_after
     strategy = tfdist.AsyncStrategy(
@@ -93,7 +102,8 @@ def train(
     try:
         model.fit(
             tasks.own_data(value),
-            steps_per_epoch=1000000,
+            steps_per_epoch=steps_per_epoch,
+            epochs=epochs,
             verbose=0,
             callbacks=[TellProgress(until, after_step)],
         )

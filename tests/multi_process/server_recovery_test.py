@@ -71,6 +71,36 @@ def test_servers_are_restored_from_the_newest_replica(cluster):
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_worker_that_died_with_the_first_server_goes_on_where_it_was(
+    cluster, index
+):
+    """The other one tells the new server where that was."""
+    made = cluster(num_ps=2, num_workers=2)
+    training = {"steps_per_epoch": 20, "epochs": 10**6, "pace": 0.05}
+    servers, workers = start_training(made, **training)
+    for worker in workers:
+        worker.wait_for_steps(70)
+    servers[0].kill()
+    workers[index].kill()
+    made.start("ps", 0, "tasks:serve")
+    again = made.start(
+        "worker",
+        index,
+        "failure_tasks:train",
+        value=1.0,
+        until="stop",
+        **training,
+    )
+    workers[1 - index].expect(r"goes on after [\d.]+ s without /job:ps")
+    first = again.expect(r"begins epoch (\d+)")
+    assert int(first[1]) >= 2
+    again.wait_for_steps(5)
+    made.tell("stop")
+    made.finish()
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("strategy", ["backup", "diloco"])
 def test_methods_go_on_with_their_state(cluster, tmp_path, strategy):
     made = cluster(num_ps=2, num_workers=2)
