@@ -516,3 +516,13 @@ def test_each_epoch_begins_with_the_newest_parameters(model):
     late = LateWorker()
     fit(model, ClusterMonitor(verbose=0), late, batches=1, epochs=3)
     assert late.seen == [True] * 3
+
+
+def test_without_servers_each_call_of_fit_has_its_own_figures():
+    model = compiled_model(tfdist.AllReduceStrategy())
+    for batches in (2, 3):
+        monitor = ClusterMonitor(verbose=0)
+        fit(model, monitor, batches=batches)
+        assert monitor.summary["gradients_pushed"] == batches
+        (worker,) = monitor.summary["workers"]
+        assert worker["steps"] == batches
