@@ -167,6 +167,18 @@ def test_the_fit_under_way_is_found(model):
     assert private_keras_calls.fit_under_way() is None
 
 
+def test_the_iterator_of_the_fit_under_way_is_found(model):
+    seen = []
+
+    class Looks(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            seen.append(private_keras_calls.epoch_iterator())
+
+    model.fit(X, Y, callbacks=[Looks()], verbose=0)
+    assert seen[0].data_adapter.num_batches == 1
+    assert private_keras_calls.epoch_iterator() is None
+
+
 def test_the_model_that_is_being_compiled_is_found():
     seen = []
 

@@ -4,11 +4,13 @@ As `private_keras_test`, for `tfdist.private_keras_data`.
 """
 
 import keras
+from keras.src.trainers import epoch_iterator
 from keras.src.trainers.data_adapters import array_data_adapter
 from keras.src.trainers.data_adapters import generator_data_adapter
 from keras.src.trainers.data_adapters import py_dataset_adapter
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests import private_names
 from tfdist import private_keras_data
@@ -97,6 +99,33 @@ def test_an_adapter_says_how_many_batches_its_part_has():
     # Of it, and of no other one.
     other = py_dataset_adapter.PyDatasetAdapter(Batches(), shuffle=False)
     assert other.num_batches == 2
+
+
+def test_keras_forgets_how_many_batches_an_epoch_has_had():
+    """Of data of unknown size, the second epoch has more than the first."""
+    sizes = iter([1, 3])
+
+    def batches():
+        for _ in range(next(sizes)):
+            yield np.ones([1])
+
+    data = tf.data.Dataset.from_generator(
+        batches, output_signature=tf.TensorSpec([1])
+    )
+    epochs = epoch_iterator.EpochIterator(data)
+
+    def epoch():
+        seen = 0
+        with epochs.catch_stop_iteration():
+            for _, _, batch in epochs:
+                seen += len(batch)
+        return seen
+
+    assert epoch() == 1
+    assert epochs.num_batches == 2  # With the one that was not there.
+    private_keras_data.forget_num_batches(epochs)
+    assert epochs.num_batches is None
+    assert epoch() == 3
 
 
 def test_threads_that_read_are_found():

@@ -200,6 +200,17 @@ def fit_under_way():
     return _call_of("fit")
 
 
+def epoch_iterator():
+    """Returns Keras's iterator over the data of the `fit` under way, or None.
+
+    A `fit` of the user's own may have none.
+    """
+    call = fit_under_way()
+    if call is None or not _is_set(call, "epoch_iterator"):
+        return None
+    return call.f_locals["epoch_iterator"]
+
+
 def compiling_model():
     """Returns the Keras model whose `compile` is under way, or None."""
     call = _call_of("compile")

@@ -135,6 +135,20 @@ def set_num_batches(adapter, number):
     dynamic_subclasses.specialize(adapter, _Share)
 
 
+def forget_num_batches(epoch_iterator):
+    """Makes Keras forget how many batches an epoch of `fit` has had.
+
+    It takes those of one epoch of data of unknown size for the size of all
+    later ones. Neither its iterator nor their number has a public name.
+
+    Args:
+      epoch_iterator: Of `fit`.
+    """
+    private_keras.require(epoch_iterator, "_num_batches", "data_adapter")
+    # As when `fit` begins: None where the adapter does not know it.
+    epoch_iterator._num_batches = epoch_iterator.data_adapter.num_batches
+
+
 def shuffles_batches(adapter):
     """Whether Keras draws the order of the batches of a `PyDataset`.
 

@@ -5,6 +5,7 @@ import types
 
 import keras
 import pytest
+import tensorflow as tf
 
 from tfdist import callbacks
 from tfdist.cluster import fit_progress
@@ -204,6 +205,34 @@ def test_epochs_and_batches_before_the_position_are_left_out():
 
 def test_data_that_cannot_be_left_out_begins_with_the_epoch():
     assert begun(keras.Sequential(), position(), skips=False) == ((4, 0), 4)
+
+
+@pytest.mark.parametrize("left", [3, 0])
+def test_what_is_left_of_an_epoch_is_not_taken_for_the_size_of_others(left):
+    """Keras counts the batches of data of unknown size in the first epoch."""
+    seen, made = [], position(chief=(4, 10 - left))
+    model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    begun(model, made, size=0)
+
+    def batches():
+        for _ in range(left if len(seen) == 1 else 10):
+            yield tf.ones([1, 1]), tf.ones([1, 1])
+
+    spec = tf.TensorSpec([1, 1])
+    data = tf.data.Dataset.from_generator(batches, output_signature=(spec,) * 2)
+
+    class Counts(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if seen:
+                made.begin_epoch(epoch)
+            seen.append(0)
+
+        def on_train_batch_end(self, batch, logs=None):
+            seen[-1] += 1
+
+    model.fit(data, epochs=7, callbacks=[Counts()], verbose=0)
+    assert seen == [left, 10, 10]
 
 
 def test_an_epoch_of_which_nothing_is_left_is_left_out():

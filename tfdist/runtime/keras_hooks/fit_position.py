@@ -14,6 +14,7 @@ import keras
 from tfdist import own_callbacks
 from tfdist import private_keras
 from tfdist import private_keras_calls
+from tfdist import private_keras_data
 from tfdist.cluster import fit_progress
 
 _START = (0, 0)
@@ -167,6 +168,10 @@ class FitPosition:
 
     def begin_epoch(self, epoch):
         """Called when a later epoch begins."""
+        epoch_iterator = private_keras_calls.epoch_iterator()
+        if self._left_out and epoch_iterator is not None:
+            # Of data of unknown size, what was left of the epoch before.
+            private_keras_data.forget_num_batches(epoch_iterator)
         self._left_out = 0
         self._fits.tell(epoch=epoch, batch=0)
 
