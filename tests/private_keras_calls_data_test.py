@@ -50,6 +50,17 @@ def test_it_is_known_what_keras_asks_for_data_for(model, requests):
     assert steps(requests[2].call) == 1
 
 
+def test_steps_per_epoch_are_no_more_than_keras_s_maximum(
+    model, requests, request
+):
+    request.addfinalizer(lambda: keras.config.set_max_steps_per_epoch(None))
+    keras.config.set_max_steps_per_epoch(2)
+    for steps in (None, 1, 3):
+        model.fit(X, Y, steps_per_epoch=steps, verbose=0)
+    steps = private_keras_calls.steps_per_epoch_of
+    assert [steps(one.call) for one in requests] == [2, 1, 2]
+
+
 def test_a_layer_with_a_fit_of_keras_s_is_known_as_a_model(strategy, requests):
     trainer = next(one for one in keras.Model.__mro__ if "fit" in vars(one))
 

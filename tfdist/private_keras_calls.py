@@ -142,9 +142,14 @@ def model_of(call):
 
 
 def steps_per_epoch_of(call):
-    """Returns the argument `steps_per_epoch` of a frame of `fit`."""
+    """Returns the most steps of an epoch of a frame of `fit`, or None.
+
+    The argument `steps_per_epoch`, or Keras's maximum where that is less.
+    """
     _is_set(call, "steps_per_epoch")
-    return call.f_locals.get("steps_per_epoch")
+    given = call.f_locals.get("steps_per_epoch")
+    limits = given, keras.config.max_steps_per_epoch()
+    return min(filter(None, limits), default=None)
 
 
 def initial_epoch_of(call):

@@ -196,8 +196,13 @@ def test_pairs_of_files_are_those_of_the_whole(names):
     assert sum(found) == whole
 
 
-def test_a_share_begins_again_where_steps_per_epoch_are_all_of_it():
+@pytest.mark.parametrize("steps, most", [(2, None), (None, 2), (3, 2)])
+def test_a_share_begins_again_where_steps_per_epoch_are_all_of_it(
+    steps, most, request
+):
     """A worker has two of four batches, and trains in each epoch on both."""
+    keras.config.set_max_steps_per_epoch(most)
+    request.addfinalizer(lambda: keras.config.set_max_steps_per_epoch(None))
     strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
     config = types.SimpleNamespace(
         num_workers=2, data_share=(2, 1), is_local=False
@@ -211,7 +216,7 @@ def test_a_share_begins_again_where_steps_per_epoch_are_all_of_it():
         model.compile("sgd", "mse")
     x = np.arange(4.0, dtype=np.float32)[:, None]
     history = model.fit(
-        x, x + 9, batch_size=1, steps_per_epoch=2, epochs=3, verbose=0
+        x, x + 9, batch_size=1, steps_per_epoch=steps, epochs=3, verbose=0
     )
     assert int(model.optimizer.iterations) == 2 * 3
     assert all(history.history["loss"])

@@ -24,7 +24,7 @@ def check(dataset, adapter, steps_per_epoch, workers):
     Args:
       dataset: The `tf.data.Dataset` that Keras has made.
       adapter: The Keras `DataAdapter` that has made it; None if none has.
-      steps_per_epoch: Of `fit`, or None.
+      steps_per_epoch: The most steps of an epoch of `fit`, or None.
       workers: Number of the workers that begin.
 
     Raises:
@@ -39,9 +39,10 @@ def check(dataset, adapter, steps_per_epoch, workers):
         )
     if steps_per_epoch:
         raise ValueError(
-            'Argument `steps_per_epoch` must be None with work="queue", where '
-            "an epoch ends when all its examples are seen: cut the data "
-            f"(`dataset.take`), or {_INSTEAD} Received: "
+            "Argument `steps_per_epoch`, and keras.config.max_steps_per_epoch()"
+            ', must be None with work="queue", where an epoch ends when all '
+            "its examples are seen: cut the data (`dataset.take`), or "
+            f"{_INSTEAD} Received: "
             f"steps_per_epoch={steps_per_epoch}"
         )
     kind = None

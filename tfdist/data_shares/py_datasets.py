@@ -155,7 +155,7 @@ class Readers:
 
     Args:
       adapter: The Keras `DataAdapter` of the data.
-      steps_per_epoch: Of `fit`, or None.
+      steps_per_epoch: The most steps of an epoch of `fit`, or None.
       number: Into how many shares the data is divided.
     """
 

@@ -6,7 +6,6 @@ prediction is not, so that every worker that evaluates gets the same answer.
 
 import itertools
 
-import keras
 import tensorflow as tf
 
 from tfdist import private_keras
@@ -93,9 +92,9 @@ def distribute(
     elif purpose not in ("evaluate", "validate"):
         if adapter is not None:
             steps_per_epoch = private_keras_calls.steps_per_epoch_of(frame)
-            most = steps_per_epoch or keras.config.max_steps_per_epoch()
-            if most:
-                num_steps = most * private_keras_calls.epochs_of(frame)
+            if steps_per_epoch:
+                epochs = private_keras_calls.epochs_of(frame)
+                num_steps = steps_per_epoch * epochs
         is_fit = call is not None
         call = call if is_fit else next(_loops)
         size = _size(adapter, *((1, 0) if is_whole else _shares(config)))
@@ -168,7 +167,7 @@ def _share_out(dataset, config, adapter, call, steps_per_epoch, compare):
       adapter: The Keras `DataAdapter` that has made it; None if none has.
       call: Order number of the data, see `distribute`; outside of `fit` that of
         the loop.
-      steps_per_epoch: That of `fit`, or None.
+      steps_per_epoch: The most steps of an epoch of `fit`, or None.
       compare: See `distribute`.
 
     Returns:
