@@ -81,24 +81,34 @@ def test_a_model_is_built_without_an_iterator_of_its_own(shapes):
 
 
 class _Threads(keras.utils.PyDataset):
-    def __init__(self, source):
+    def __init__(self, source, lengths=1):
         super().__init__(workers=2)
         self._source = source
+        self._lengths = lengths
 
     def __len__(self):
         return BATCHES
 
     def __getitem__(self, index):
-        return self._source.batch(index)
+        return _of_lengths(self._source.batch(index), index, self._lengths)
 
 
-def test_threads_of_a_data_set_read_each_batch_once():
+def _of_lengths(batch, index, number):
+    """A batch with rows of one of several lengths."""
+    rows = 1 + index % number
+    return tuple(np.repeat(part[:, None], rows, 1) for part in batch)
+
+
+@pytest.mark.parametrize("lengths", [1, 2])
+def test_threads_of_a_data_set_read_each_batch_once(lengths):
     source = Source()
     model = source.model()
-    model.fit(_Threads(source), shuffle=False, verbose=0, epochs=2)
+    data = _Threads(source, lengths)
+    model.fit(data, shuffle=False, verbose=0, epochs=2)
     assert source.seen == 2 * [*range(BATCHES)]
-    # Keras looks at the first two.
-    assert sorted(source.made) == sorted([0, 1, *source.seen])
+    # Keras looks at the first two, and one more says how long rows are.
+    looked_at = [0, 1] if lengths == 1 else [0, 0, 1]
+    assert sorted(source.made) == sorted([*looked_at, *source.seen])
     source.made.clear()
     model.evaluate(_Threads(source), verbose=0)
     assert sorted(source.made) == [0, 0, 1, 1, *range(2, BATCHES)]
@@ -189,6 +199,14 @@ def test_what_is_left_out_is_what_would_have_come_first(kind, left_out):
     assert rest == whole[epochs:]
 
 
+def test_rows_of_several_lengths_do_not_change_the_order_of_batches():
+    expected = _epochs("PyDataset", (0, 0), 2)
+    assert _epochs("lengths", (0, 0), 2) == expected
+    assert _epochs("threads of lengths", (0, 0), 2) == _epochs(
+        "threads", (0, 0), 2
+    )
+
+
 @pytest.mark.parametrize("share", [(2, 0), (1, 0)])
 def test_a_callback_may_leave_out_more_than_was_known(share):
     """A worker that may join later makes the others' shares no smaller."""
@@ -261,12 +279,7 @@ class _Lengths(_OwnOrder):
     """Has rows of two lengths: the model is built for a batch of them."""
 
     def __getitem__(self, index):
-        rows = 1 + index % 2
-        x, y = super().__getitem__(index)
-        return np.repeat(x[:, None], rows, 1), np.repeat(y[:, None], rows, 1)
-
-    def on_epoch_end(self):
-        pass  # Keras calls it after building, too, with batches read ahead.
+        return _of_lengths(super().__getitem__(index), index, 2)
 
 
 def _epochs(kind, left_out, number, callbacks=(), share=(2, 0)):
@@ -296,6 +309,8 @@ def _epochs(kind, left_out, number, callbacks=(), share=(2, 0)):
         data = {"x": _Lengths()}
     elif kind == "threads":
         data = {"x": _OwnOrder(workers=2)}
+    elif kind == "threads of lengths":
+        data = {"x": _Lengths(workers=2)}
     epochs = []
     strategy = model.distribute_strategy
     strategy.extended._config = types.SimpleNamespace(

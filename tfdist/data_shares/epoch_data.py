@@ -18,7 +18,8 @@ class EpochData:
     What that takes from a Python generator is lost, and differs from worker
     to worker by what has been prefetched; of other data it costs the first
     batch. Here the model is built for what the data set says of its elements,
-    or for an element that the first epoch gets, too.
+    for a batch of a `PyDataset`, or for an element that the first epoch gets,
+    too.
 
     Args:
       dataset: The `tf.data.Dataset` of this worker.
@@ -96,6 +97,9 @@ class EpochData:
         spec = self._dataset.element_spec
         if all(map(self._says_enough, keras.tree.flatten(spec))):
             return keras.tree.map_structure(_without_optional, spec)
+        batch = self._readers.batch_to_build_for(spec)
+        if batch is not None:
+            return keras.tree.map_structure(_without_optional, batch)
         self._readers.begin()
         iterator = self._next_epoch()
         first = next(iterator, None)

@@ -175,6 +175,23 @@ class Readers:
             )
             self._enqueuer = None
 
+    def batch_to_build_for(self, spec):
+        """Returns a batch of a `PyDataset`; None of one without end, or others.
+
+        Epochs do not begin with it: Keras ends an epoch when it has built a
+        model, which stops the threads and may draw another order.
+
+        Args:
+          spec: The `element_spec` of the data.
+        """
+        if not private_keras_data.adapts_py_dataset(self._adapter):
+            return None
+        lone = tf.data.Dataset.from_generator(
+            lambda: [private_keras_data.batch_of(self._adapter, 0)],
+            output_signature=spec,
+        )
+        return next(iter(lone))
+
     def begin(self):
         """Called when Keras begins to iterate."""
         if self._enqueuer is None:
