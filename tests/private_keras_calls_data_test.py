@@ -91,6 +91,53 @@ def test_an_evaluation_in_a_callback_is_a_validation(model, requests):
     assert [r.purpose for r in requests] == ["train", "validate"]
 
 
+class OwnFit(keras.Sequential):
+    """Evaluates when Keras's `fit` has returned."""
+
+    def fit(self, *args, **kwargs):
+        history = super().fit(*args, **kwargs)
+        self.evaluate(X, Y, verbose=0)
+        return history
+
+
+class OwnLoop(keras.Sequential):
+    """Evaluates while Keras has no `fit` under way."""
+
+    def fit(self, x, y, **kwargs):
+        self.train_on_batch(x, y)
+        self.predict(x, verbose=0)
+
+
+@pytest.mark.parametrize(
+    "make, expected",
+    [(OwnFit, ["train", "validate", "evaluate"]), (OwnLoop, ["evaluate"])],
+)
+def test_an_evaluation_in_a_fit_of_the_user_s_is_none_within_keras_s(
+    make, expected, strategy, requests
+):
+    with strategy.scope():
+        model = make([keras.Input([3]), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    model.fit(X, Y, validation_data=(X, Y), verbose=0)
+    assert [request.purpose for request in requests] == expected
+
+
+def test_an_evaluation_in_the_loop_of_a_copy_of_fit_is_a_validation(
+    strategy, requests
+):
+    class Copies(keras.Sequential):
+        def fit(self, data):
+            epoch_iterator = self.distribute_strategy
+            self.evaluate(data, verbose=0)
+            return epoch_iterator
+
+    with strategy.scope():
+        model = Copies([keras.Input([3]), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    model.fit(tf.data.Dataset.from_tensors((X, Y)))
+    assert [request.purpose for request in requests] == ["validate"]
+
+
 def test_data_that_the_user_asks_for_is_not_keras_s(strategy, requests):
     data = tf.data.Dataset.range(2)
     strategy.experimental_distribute_dataset(data)

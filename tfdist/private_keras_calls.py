@@ -55,8 +55,8 @@ class DataRequest(NamedTuple):
     """The reason of a call of `experimental_distribute_dataset`.
 
     Attributes:
-      purpose: "train", "validate" (inside `fit`), "evaluate" (`evaluate` or
-        `predict`), or None where no Keras model is calling.
+      purpose: "train", "validate" (inside the loop of `fit`), "evaluate"
+        (`evaluate` or `predict`), or None where no Keras model is calling.
       call: The frame of that call of the model, or None.
       adapter: The Keras `DataAdapter` of the data; None where the caller is
         not Keras but the user, in a callback or a `fit` of theirs.
@@ -378,7 +378,14 @@ def _is_set(frame, name):
 
 
 def _is_called_from_fit(frame, model):
-    return any(model_of(call) is model for call in _calls_of(("fit",), frame))
+    """Whether a `fit` of a model that has its data leads to a frame.
+
+    A `fit` of the user's own may call Keras's, and then go on without it.
+    """
+    return any(
+        model_of(call) is model and _is_set(call, "epoch_iterator")
+        for call in _calls_of(("fit",), frame)
+    )
 
 
 def _keras_method(name):
