@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tests.runtime.replicas import first_values_test
@@ -170,3 +171,35 @@ def test_what_was_assigned_since_a_snapshot_is_newer_though_no_update_is():
     # What another worker has put there since is newer than this one knows.
     set_counter(runtime, 3, "version/writes")
     assert not restorer.restore(0).done
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [tfdist.AsyncStrategy, tfdist.BoundedStalenessStrategy],
+)
+def test_steps_without_an_optimizer_are_newer_than_a_snapshot(strategy):
+    strategy = strategy()
+    with strategy.scope():
+        weight = keras.Variable(np.zeros(2, "float32"), name="w")
+    runtime = strategy._runtime
+
+    @tf.function
+    def step():
+        strategy.run(lambda: weight.assign_add([1.0, 1.0]))
+
+    for _ in range(3):
+        step()
+    restorer = restoring.Restorer(
+        runtime.store, runtime.gradient_counts, runtime.synchronizer, 1
+    )
+    (mine,) = restorer.offer(0, True).orders
+    assert mine == restorer.offer(0, True).held
+    # The server goes back to the snapshot of two steps before.
+    weight.assign([1.0, 1.0])
+    weight.value.assign_replica(tf.constant([3.0, 3.0]))
+    set_counter(runtime, 1, "version/writes")
+    assert restorer.offer(0, True).held < mine
+    assert restorer.restore(0).done
+    held = first_values_test.held(runtime)
+    np.testing.assert_array_equal(held[weight.value.name], [3.0, 3.0])
+    assert strategy.updates_applied() == [0]

@@ -212,7 +212,7 @@ class CoordinatedExchange(exchange.ExchangeBuilder):
 
     def _read_more(self, section):
         if self.iterations is None:
-            return []
+            return super()._read_more(section)
         more = [self._ledger.updates(section.shard).read()]
         if section.shard == 0:
             more.append(self._decision.arrival)
@@ -220,7 +220,7 @@ class CoordinatedExchange(exchange.ExchangeBuilder):
 
     def _note_pulled(self, responses):
         if self.iterations is None:
-            return []
+            return super()._note_pulled(responses)
         return [
             op
             for response in responses

@@ -200,6 +200,11 @@ class ExchangeBuilder:
 
     def _note_pulled(self, responses):
         """Builds the notes of what else has been pulled; returns them."""
+        if self.iterations is None:
+            return [
+                self._store.set_pulled_writes(response.shard, *response.more)
+                for response in responses
+            ]
         if not self._is_counted:
             return []
         counts = self._runtime.gradient_counts
@@ -296,7 +301,7 @@ class ExchangeBuilder:
             counts.note(request.shard, request.finite, staleness, new)
 
     def _update(self, request, replays, sent, version):
-        """Builds the replays, and the counting of an optimizer's step."""
+        """Builds the replays, and the counting of what is done."""
         section = request.section
         if self.iterations is not None:
             _add(section.handle(self.iterations), request.ahead)
@@ -308,6 +313,9 @@ class ExchangeBuilder:
             one = tf.ones([], self.iterations.dtype)
             _add(section.handle(self.iterations), one)
             version.add(1)
+        else:
+            # Snapshots and recovery have to see that something is new.
+            self._store.build_count_write(request.shard)
 
     def _run(self, replay, sent, section):
         replay.run(sent, section)
@@ -423,6 +431,8 @@ class ExchangeBuilder:
 
     def _read_more(self, section):
         """Builds the other reads beside the fresh values: a list of tensors."""
+        if self.iterations is None:
+            return [self._store.writes(section.shard).read_or_zero()]
         if not self._is_counted:
             return []
         return self._runtime.gradient_counts.read_on(section.shard)

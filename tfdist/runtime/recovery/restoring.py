@@ -23,7 +23,8 @@ from tfdist.runtime.variables import transfer
 from tfdist.runtime.variables.variables import Role
 
 _LOCK = "recovery/lock"
-_WRITES_BASE = 1 << 24
+# Steps without an optimizer count as assignments: there may be many.
+_WRITES_BASE = 1 << 28
 # What every exchange pulls.
 _PULLED = (Role.PARAMETER, Role.STATE, Role.AVERAGED, Role.ITERATIONS)
 

@@ -386,8 +386,8 @@ class Synchronizer:
                     done += self._refresh.note_given(
                         shard, [(variable, piece)], [value]
                     )
-                    number = store.writes(shard).read_or_zero() + 1
-                    done.append(store.writes(shard).set(number))
+                    number, counted = store.build_count_write(shard)
+                    done.append(counted)
                     writes.setdefault(shard, []).append(number)
                     # Others may pull rows of it already, or will do so.
                     if variable.role is Role.PARAMETER and rows.is_large(

@@ -341,10 +341,20 @@ class ParameterStore(resources.Resources):
         """The `Counter` of assignments outside of updates on `shard`."""
         return self.counter(f"version{manifests.WRITES}", shard)
 
+    def build_count_write(self, shard):
+        """Counts one more assignment outside of updates on `shard`.
+
+        Returns:
+          How many that makes, a scalar int64 tensor, and the operation.
+        """
+        number = self.writes(shard).read_or_zero() + 1
+        return number, self.writes(shard).set(number)
+
     def pulled_writes(self, shard):
         """Assignments on `shard` that this worker knows, scalar int64.
 
-        There may be more in its replicas: exchanges do not ask.
+        There may be more in its replicas: exchanges of an optimizer's step do
+        not ask.
         """
         return self._pulled_writes[shard].read_value()
 
