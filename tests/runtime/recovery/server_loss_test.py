@@ -9,7 +9,10 @@ import tensorflow as tf
 
 import tfdist
 from tfdist.cluster import reconnection
+from tfdist.runtime.exchange import exchange_markers
 from tfdist.runtime.recovery import server_loss
+from tfdist.runtime.replicas import consistent_read
+from tfdist.runtime.variables import traced_calls
 
 
 def new_model():
@@ -70,6 +73,52 @@ def test_a_server_is_restored_only_where_somebody_was_there_before(
     )
     server_loss.Recovery._recover(fake, None)
     assert settled == [is_restored]
+
+
+@pytest.mark.parametrize("is_worker", [False, True])
+def test_marks_of_workers_that_do_not_come_are_there_after_a_loss(is_worker):
+    """A reading of all servers that was under way is then done again."""
+    store = new_model().store
+    marks = exchange_markers.ExchangeMarkers(store, num_workers=3, worker_id=0)
+    traced = traced_calls.Traced(store)
+
+    def read():
+        def build():
+            locks, held = consistent_read.lock_all(store)
+            found = marks.build_all(held)
+            with tf.control_dependencies([found[0].op]):
+                store.unlock(0, locks[0])
+            return found
+
+        return traced.call("read", build)[0].numpy()
+
+    def lose():
+        for worker in range(3):
+            tf.raw_ops.DestroyResourceOp(
+                resource=store.resource(
+                    0, f"mark/{worker}/others", tf.int64, [2]
+                )
+            )
+
+    @tf.function(autograph=False)
+    def leave():
+        marks.leave(0, None, tf.constant(7, tf.int64), [0])
+
+    marks.prepare(traced)
+    leave()
+    before = read()
+    assert before[0, :, 0].tolist() == [7, 0, 0]
+    traced.call("lose", lose)
+    recovery = types.SimpleNamespace(
+        _runtime=types.SimpleNamespace(marks=marks),
+        _traced=traced_calls.Traced(store),
+        _whereabouts=types.SimpleNamespace(
+            config=types.SimpleNamespace(is_worker=is_worker)
+        ),
+    )
+    server_loss.Recovery._settle_marks(recovery)
+    assert read().shape == before.shape
+    assert not read().any()
 
 
 def test_two_strategies_of_a_process_tell_a_server_of_both():

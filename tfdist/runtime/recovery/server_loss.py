@@ -20,6 +20,7 @@ from tfdist.runtime.recovery import election
 from tfdist.runtime.recovery import restoring
 from tfdist.runtime.recovery import server_readiness
 from tfdist.runtime.recovery import stall_watchdog
+from tfdist.runtime.variables import traced_calls
 
 _POLL_SECONDS = 0.1
 
@@ -92,6 +93,7 @@ class Recovery:
         self._settling = server_readiness.ServerReadiness(
             store, config.ps_names
         )
+        self._traced = traced_calls.Traced(store)
         self._active = threading.local()
         self._watchdog = stall_watchdog.Watchdog(
             config.task_name,
@@ -256,9 +258,12 @@ class Recovery:
         )
 
     def _settle_marks(self):
+        marks = self._runtime.marks
         # An evaluator leaves none.
         if self._whereabouts.config.is_worker:
-            self._runtime.marks.settle()
+            marks.settle()
+        # The failed call may read those of workers that do not come back.
+        marks.prepare(self._traced)
 
     def _refresh(self):
         self._runtime.local.drop_unpushed()
