@@ -104,8 +104,9 @@ class RestoresUnbuilt:
                 "are: %s",
                 [layer.name for layer in unbuilt],
             )
+        strategy = self.model.distribute_strategy
         # Keras may build the optimizer, and restore layers that no step uses.
-        with self.model.distribute_strategy.scope():
+        with strategy.scope(), strategy.state.loading():
             return super().on_train_begin(logs)
 
 

@@ -4,6 +4,7 @@ By the order in which variables are made, and whole: another number of servers,
 of workers or another `variable_partitioner` can take it up.
 """
 
+import contextlib
 import dataclasses
 import io
 
@@ -176,6 +177,24 @@ class TrainingState(tf.train.experimental.PythonState):
             # Such as before an evaluation that came first.
             return runtime.synchronizer.has_joined
         return runtime.is_held()
+
+    @contextlib.contextmanager
+    def loading(self):
+        """Scope in which a callback loads weights that this program has saved.
+
+        A chief that has come back to a run takes over what servers hold, which
+        is later.
+        """
+        runtime = self._runtime
+        # What is not committed is taken from the servers when it is.
+        if not (
+            self._store.is_chief and runtime.committed and self._has_come_back()
+        ):
+            yield
+            return
+        with runtime.synchronizer.own_writes():
+            yield
+        runtime.pull()
 
     def _restore(self, saved, on_servers):
         store = self._store

@@ -318,11 +318,22 @@ class Synchronizer:
     @contextlib.contextmanager
     def collective_writes(self):
         """Scope in which assignments of any worker are passed on."""
-        self._writes_pass = True
+        with self._passing(True):
+            yield
+
+    @contextlib.contextmanager
+    def own_writes(self):
+        """Scope in which assignments stay on this worker."""
+        with self._passing(False):
+            yield
+
+    @contextlib.contextmanager
+    def _passing(self, writes_pass):
+        before, self._writes_pass = self._writes_pass, writes_pass
         try:
             yield
         finally:
-            self._writes_pass = self._is_chief
+            self._writes_pass = before
 
     def stamp_rows(self, table):
         """Makes the server keep the versions of the rows of `table`."""

@@ -1,0 +1,82 @@
+"""A `BackupAndRestore` of a chief that was killed and started again."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+
+from tests.runtime.exchange import delay_test
+from tfdist.saving import callbacks
+
+_runs = itertools.count()
+
+
+class Chief(delay_test.VirtualWorker):
+    """A chief, of which another one of its run is the next life."""
+
+    @property
+    def state(self):
+        return self.runtime.state
+
+    def backup(self, path):
+        """A `BackupAndRestore` of a call of `fit` that is about to begin."""
+        made = keras.callbacks.BackupAndRestore(path, delete_checkpoint=False)
+        callbacks.see_backups(made)
+        made.set_model(self.model)
+        return made
+
+    def values(self):
+        """What servers hold of the model and its optimizer, a list."""
+        found = self.model.weights + self.model.optimizer.variables
+        return [v.numpy() for v in found if v.value.role.is_on_server]
+
+
+def chief(run):
+    return Chief(f"backups_test/{run}", 0).build(
+        lambda: keras.optimizers.SGD(0.125, momentum=0.5), [delay_test.Aside]
+    )
+
+
+@pytest.mark.parametrize("has_committed", [False, True])
+def test_servers_keep_what_they_have_learned_since_the_backup(
+    tmp_path, has_committed
+):
+    run = next(_runs)
+    first = chief(run)
+    x = np.ones([4, delay_test.FEATURES], "float32")
+    first.step(x, x[:, :1])
+    first.model.optimizer.learning_rate = 0.25
+    backup = first.backup(tmp_path)
+    backup.on_epoch_end(2)
+    first.model.optimizer.learning_rate = 0.5
+    first.step(x, x[:, :1])
+    first.runtime.pull()
+    trained = first.values()
+    again = chief(run)
+    if has_committed:
+        # In the first call of `fit`, nothing may have been asked for before.
+        again.runtime.commit()
+    again.backup(tmp_path).on_train_begin()
+    again.runtime.commit()
+    assert again.model._initial_epoch == 3
+    # What servers do not hold is as in the file.
+    assert again.model.optimizer.learning_rate == 0.25
+    first.runtime.pull()
+    for worker in (first, again):
+        for now, before in zip(worker.values(), trained, strict=True):
+            np.testing.assert_array_equal(now, before)
+
+
+def test_a_new_run_begins_with_the_backup(tmp_path):
+    first = chief(next(_runs))
+    x = np.ones([4, delay_test.FEATURES], "float32")
+    first.step(x, x[:, :1])
+    saved = first.values()
+    first.backup(tmp_path).on_epoch_end(2)
+    other = chief(next(_runs))
+    other.runtime.commit()
+    other.backup(tmp_path).on_train_begin()
+    other.runtime.pull()
+    for now, before in zip(other.values(), saved, strict=True):
+        np.testing.assert_array_equal(now, before)
