@@ -24,7 +24,9 @@ from tfdist.runtime.coordination import coordination
 from tfdist.runtime.corrections import corrector
 from tfdist.runtime.exchange import step as step_lib
 from tfdist.synchronization import Async
+from tfdist.synchronization import BoundedStaleness
 from tfdist.synchronization import Sync
+from tfdist.synchronization import state as state_lib
 
 
 def _corrector(made, **settings):
@@ -82,6 +84,38 @@ def number_staged(worker):
         lambda: tf.raw_ops.MapSize(dtypes=types, shared_name=name)
     )
     return int(size())
+
+
+def test_gradients_of_several_optimizers_are_known_after_a_loss():
+    """The first server has lost all ledgers; it has no snapshot."""
+    (worker,) = make_workers("several", 1, BoundedStaleness(3))
+    data = iter(delay_test.batches(5, seed=2))
+    for _ in range(2):
+        worker.step(*next(data))
+    worker.build(RULES["sgd"][0])
+    for _ in range(3):
+        worker.step(*next(data))
+    made = worker.runtime.coordination
+    assert len(made.ledgers) == 2
+    before = made.own_applied()
+    counts = made.counts()["worker 0"]
+    assert (before, counts["accepted"]) == (([5], [0]), 5)
+
+    @tf.function(autograph=False)
+    def lose():
+        size = state_lib.size(1)
+        for ledger in made.ledgers:
+            tf.raw_ops.AssignVariableOp(
+                resource=ledger.state_handle(), value=tf.zeros([size], tf.int64)
+            )
+
+    # More often than once.
+    for life in (1, 2):
+        lose()
+        made.renew([life], [True])
+        assert made.own_applied() == before
+        found = made.counts()["worker 0"]
+        assert (found["pushed"], found["accepted"]) == (5, 5)
 
 
 def test_a_gradient_of_an_epoch_that_has_ended_is_void():

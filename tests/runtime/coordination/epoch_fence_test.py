@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import types
 
 import numpy as np
 import pytest
@@ -282,8 +281,8 @@ def test_no_branch_under_the_locks_runs_on_the_worker():
 
 def test_what_is_lost_does_not_count_as_accepted(monkeypatch):
     made = worker(0).coordination
-    journal = types.SimpleNamespace(count=3, drops=0)
-    monkeypatch.setattr(worker(0).runtime, "journal", journal)
+    told = tf.Variable(3, dtype=tf.int64)
+    monkeypatch.setattr(worker(0).ledger, "_told_accepted", told)
     state = empty()
     for first, count in ((1, 0), (0, 2), (1, 0)):
         state = applied(arrived(state, 0), 0, first=first, count=count)

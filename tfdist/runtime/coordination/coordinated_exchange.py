@@ -49,7 +49,7 @@ class CoordinatedExchange(exchange.ExchangeBuilder):
         self._is_alone = is_alone
         # Of gradients on servers.
         self._corrector = self._runtime.corrector.of_servers
-        self._decision = None
+        self._decision = self._accepted = None
 
     def _ask(self, shards):
         if self._method.averages:
@@ -89,7 +89,8 @@ class CoordinatedExchange(exchange.ExchangeBuilder):
             for request, mine in zip(requests, staged, strict=True)
         ]
         with tf.device(store.worker_device):
-            return responses, tf.identity(decision.accepted)
+            self._accepted = tf.identity(decision.accepted)
+        return responses, self._accepted
 
     def _pulled_by_server(self):
         return self._ledger.pulled_by_server()
@@ -221,14 +222,13 @@ class CoordinatedExchange(exchange.ExchangeBuilder):
     def _note_pulled(self, responses):
         if self.iterations is None:
             return super()._note_pulled(responses)
-        return [
-            op
-            for response in responses
-            for op in (
-                self._ledger.set_pulled(response.shard, response.more[0]),
-                *self._rows.set_pulled(response.shard, response.more),
+        done = [self._ledger.note_accepted(self._accepted)]
+        for response in responses:
+            done.append(
+                self._ledger.set_pulled(response.shard, response.more[0])
             )
-        ]
+            done += self._rows.set_pulled(response.shard, response.more)
+        return done
 
     def _own_part(self, request, staged, replays, accepted, current, void):
         """Builds the part that only this worker's own gradient brings with it.

@@ -208,19 +208,11 @@ class Coordination:
         is_known = incarnations[0] == self._runtime.recovery.incarnations[0]
         for ledger in self.ledgers:
             ledger.agreement.again()
-            accepted = 0 if is_known else self._accepted_by(ledger)
+            accepted = 0 if is_known else ledger.known_accepted
             ledger.renew(incarnations, expected, accepted).log()
         self._retired.restore()
         self._runtime.corrector.prepare_again()
         self._log.clear()
-
-    def _accepted_by(self, ledger):
-        """Gradients of this worker that it knows were accepted, an int."""
-        if len(self._ledgers) > 1:
-            return 0  # The journal does not tell optimizers apart.
-        journal = self._runtime.journal
-        own = journal.count - journal.drops - self._retired.own_accepted
-        return ledger.accepted_before + own
 
     def _attendance(self):
         """Builds the reading of an `Attendance`."""

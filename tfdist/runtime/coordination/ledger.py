@@ -87,8 +87,12 @@ class Ledger:
         self._events = traced_events.traced_events(
             state_machine.Decisions(method, patience, self.forgets), num_workers
         )
-        # Gradients of this worker that were, in earlier lives of its process.
+        # Gradients of this worker that were accepted, in earlier lives of its
+        # process, and in this one, by what it was told in its steps.
         self.accepted_before = 0
+        self._told_accepted = store.worker_variable(
+            tf.zeros([], tf.int64), "accepted"
+        )
         self._name = name
         self._store = store
         self._recovery = recovery
@@ -298,6 +302,18 @@ class Ledger:
         last = int(known) // _MAX_WORKERS * _MAX_WORKERS + self._worker
         key = max(int(self._key.numpy()), last + _MAX_WORKERS)
         self._key.assign_replica(tf.constant(key, tf.int64))
+
+    def note_accepted(self, accepted):
+        """Builds the count of an own gradient that was, a bool tensor."""
+        return tf.raw_ops.AssignAddVariableOp(
+            resource=self._told_accepted.local_handle,
+            value=tf.cast(accepted, tf.int64),
+        )
+
+    @property
+    def known_accepted(self):
+        """Gradients of this worker that it knows were accepted, an int."""
+        return self.accepted_before + int(self._told_accepted.numpy())
 
     def own_accepted(self):
         """Gradients of this process that were accepted, an int."""
