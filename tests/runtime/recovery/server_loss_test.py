@@ -26,7 +26,8 @@ def new_model():
 def test_a_worker_that_has_committed_nothing_does_not_commit_now():
     # It would wait for a chief that may be where it is itself.
     runtime = new_model()
-    server_loss.Recovery._refresh(types.SimpleNamespace(_runtime=runtime))
+    fake = types.SimpleNamespace(_runtime=runtime)
+    assert server_loss.Recovery._refresh(fake) == 0
     assert runtime.committed == 0
     assert not runtime.is_held()
 
@@ -46,14 +47,24 @@ def test_a_server_is_restored_only_where_somebody_was_there_before(
 ):
     """Not after an evaluator alone, or a worker that has committed nothing."""
     settled = []
+    fake = recovering({0}, here, settled)
+    server_loss.Recovery._recover(fake, None)
+    assert settled == [is_restored]
+    assert fake.events[0].dropped_local_steps == 0
+
+
+def recovering(lost, here, settled, dropped=0):
+    """A `Recovery` of servers of which some have lost what they held."""
 
     def recover(error, put_back):
-        put_back({0}, [2])
-        return reconnection.ServerReturn(1.0, 2.0, ("ps",))
+        put_back(lost, [2])
+        return reconnection.ServerReturn(1.0, 2.0, ("ps",) * len(lost))
 
-    fake = types.SimpleNamespace(
+    return types.SimpleNamespace(
         _whereabouts=types.SimpleNamespace(
-            config=types.SimpleNamespace(num_workers=2, ps_names=["ps"])
+            config=types.SimpleNamespace(
+                num_workers=2, ps_names=["ps"], task_name="this worker"
+            )
         ),
         _election=types.SimpleNamespace(
             restore=lambda shard, began: (False, here),
@@ -68,11 +79,32 @@ def test_a_server_is_restored_only_where_somebody_was_there_before(
         ),
         _reconnection=types.SimpleNamespace(recover=recover),
         _settle_marks=lambda: None,
-        _refresh=lambda: None,
+        _refresh=lambda: dropped,
         events=[],
     )
+
+
+def test_a_break_tells_how_many_local_steps_it_has_cost(caplog):
+    fake = recovering(set(), [True, True], [], dropped=3)
     server_loss.Recovery._recover(fake, None)
-    assert settled == [is_restored]
+    assert fake.events[0].dropped_local_steps == 3
+    assert "this worker drops 3 local steps" in caplog.text
+
+
+def test_local_steps_that_were_not_sent_are_dropped_and_counted():
+    strategy = tfdist.ParameterAveragingStrategy(period=4)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    x = tf.ones([2, 1])
+    before = model.get_weights()
+    for _ in range(3):
+        model.train_on_batch(x, 2 * x)
+    fake = types.SimpleNamespace(_runtime=strategy._runtime)
+    assert server_loss.Recovery._refresh(fake) == 3
+    assert server_loss.Recovery._refresh(fake) == 0
+    for now, value in zip(model.get_weights(), before, strict=True):
+        assert (now == value).all()
 
 
 @pytest.mark.parametrize("is_worker", [False, True])

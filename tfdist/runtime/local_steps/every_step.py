@@ -18,7 +18,7 @@ class EveryStep:
     has_begun = False
     inners = ()
     shadows = empty_list
-    watch = flush = finish = drop_unpushed = show_anchor = nothing
+    watch = flush = finish = show_anchor = nothing
     after_first_pull = after_pull = adopt_given = nothing
     before_read = after_write = tidy = let_go = nothing
 
@@ -33,6 +33,9 @@ class EveryStep:
 
     def steps_made(self):
         return max(self._runtime.updates_applied())
+
+    def drop_unpushed(self):
+        return 0
 
     def is_open(self):
         return False

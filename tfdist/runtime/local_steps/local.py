@@ -320,13 +320,17 @@ class Local:
         self._communication.flush(self, last)
 
     def drop_unpushed(self):
-        """Forgets the steps that have not been exchanged; returns how many.
+        """Forgets the steps that have not been exchanged.
 
         After a server was lost in the middle of an exchange: some servers may
         have got them, and none is to get them twice.
+
+        Returns:
+          How many are lost: none where the worker keeps its own weights.
         """
         self.show_anchor()
-        return self._optimizers.drop_unpushed()
+        dropped = self._optimizers.drop_unpushed()
+        return 0 if self.keeps_own else dropped
 
     def finish(self):
         """Called when this worker waits for all others to end training."""

@@ -10,6 +10,7 @@ import random
 import threading
 import time
 
+from absl import logging
 import tensorflow as tf
 
 from tfdist.cluster import manifests
@@ -34,10 +35,13 @@ class Event(reconnection.ServerReturn):
       lost_by_rows: For a model with tables, by name of such a server: of the
         updates that it counts, the least and the most that are lost in a row
         of a table there.
+      dropped_local_steps: How many local steps this worker had not sent, or
+        was sending, and has dropped.
     """
 
     restored_by_this_worker: tuple
     lost_by_rows: dict = dataclasses.field(default_factory=dict)
+    dropped_local_steps: int = 0
 
 
 class Recovery:
@@ -224,7 +228,7 @@ class Recovery:
         # Workers that lost the same server do not all come back at once.
         time.sleep(random.uniform(0.0, _POLL_SECONDS))
         began = time.monotonic()
-        mine, by_rows = set(), {}
+        mine, by_rows, dropped = set(), {}, []
 
         def put_back(shards, now):
             here = [True] * self._whereabouts.config.num_workers
@@ -241,10 +245,17 @@ class Recovery:
             self._reconnection.lives = now
             if by_rows:
                 self._settle_marks()
-            self._refresh()
+            dropped.append(self._refresh())
 
         done = self._reconnection.recover(error, put_back)
         names = self._whereabouts.config.ps_names
+        if any(dropped):
+            logging.warning(
+                "%s drops %d local steps that servers have not got, or not all "
+                "servers.",
+                self._whereabouts.config.task_name,
+                sum(dropped),
+            )
         self.events.append(
             Event(
                 **dataclasses.asdict(done),
@@ -254,6 +265,7 @@ class Recovery:
                     for k, found in by_rows.items()
                     if found is not None
                 },
+                dropped_local_steps=sum(dropped),
             )
         )
 
@@ -266,9 +278,15 @@ class Recovery:
         marks.prepare(self._traced)
 
     def _refresh(self):
-        self._runtime.local.drop_unpushed()
+        """Takes over what servers hold; returns how many local steps are gone.
+
+        Also after a mere break: the step that has failed may be half done,
+        here and on servers.
+        """
+        dropped = self._runtime.local.drop_unpushed()
         self._runtime.synchronizer.pull_committed()
         self._runtime.local.after_pull()
+        return dropped
 
 
 def _name_of(function):
