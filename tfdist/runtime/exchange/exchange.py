@@ -322,14 +322,22 @@ class ExchangeBuilder:
 
     def _mark_rows(self, request, operations, version):
         """The tables of which only rows are changed by `operations`."""
-        kept = []
+        store, kept = self._store, []
+        number = version.read()
+        if self.iterations is None:
+            # Nothing has counted: workers may have this version without it.
+            number += 1
         for table, since in request.tables.values():
             handle = request.section.handle(table)
             changed = rows.changed_by(operations, handle)
-            stamps = self._store.row_stamps(table)
-            rows.mark(stamps, table, changed, version.read())
+            rows.mark(store.row_stamps(table), table, changed, number)
             if changed is not None:
                 kept.append((table, since))
+        whole = {r.record.variable.ordinal: r for r in request.replays}
+        for ordinal in sorted(whole.keys() - request.tables.keys()):
+            variable = whole[ordinal].record.variable
+            if rows.is_kept(variable):
+                rows.mark_all(store.row_stamps(variable), variable, number)
         return kept
 
     def _respond(self, request, lock, before, tables, figures, new=None):

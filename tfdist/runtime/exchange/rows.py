@@ -8,6 +8,8 @@ replica is as fresh as after a whole pull, whoever changed the rows.
 
 import tensorflow as tf
 
+from tfdist.runtime.variables.variables import Role
+
 # Smaller tables are pulled whole.
 FROM_BYTES = 1 << 18
 _SCATTERS = (
@@ -29,6 +31,14 @@ def is_large(variable):
         and bool(variable.shape.rank)
         and variable.num_bytes >= FROM_BYTES
     )
+
+
+def is_kept(variable):
+    """Whether servers note when rows of `variable` change.
+
+    Whoever changes it: other workers may pull rows of it, or will do so.
+    """
+    return variable.role is Role.PARAMETER and is_large(variable)
 
 
 def is_candidate(variable, args):

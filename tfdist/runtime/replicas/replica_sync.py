@@ -400,10 +400,7 @@ class Synchronizer:
                     number, counted = store.build_count_write(shard)
                     done.append(counted)
                     writes.setdefault(shard, []).append(number)
-                    # Others may pull rows of it already, or will do so.
-                    if variable.role is Role.PARAMETER and rows.is_large(
-                        variable
-                    ):
+                    if rows.is_kept(variable):
                         done.append(self._stamp_all_rows(variable))
             with tf.control_dependencies(done):
                 store.unlock(shard, lock)
