@@ -50,7 +50,7 @@ def _assert_pulled(worker):
     here = read_replica(worker.table).numpy()
     worker.runtime.pull()
     there = read_replica(worker.table).numpy()
-    assert len(np.unique(there)) > 2
+    assert len(np.unique(there)) > 1
     np.testing.assert_array_equal(here, there)
 
 
@@ -97,3 +97,18 @@ def test_rows_overwritten_with_their_averages():
     for number, worker in enumerate([*order, first], 1):
         _train(worker, number)
     _assert_pulled(first)
+
+
+@pytest.mark.parametrize("has_trained", [False, True])
+def test_rows_that_a_worker_has_assigned_for_itself(has_trained):
+    first, other = _workers()
+    for worker in (first, other):
+        worker.runtime.commit()
+    if has_trained:
+        _train(first, 1)
+        _train(other, 2)
+    other.table.assign(tf.fill([ROWS, WIDTH], 9.0))
+    _train(other, 2)
+    here = read_replica(other.table).numpy()
+    np.testing.assert_array_equal(here[5:], np.ones([ROWS - 5, WIDTH]))
+    _assert_pulled(other)

@@ -304,7 +304,9 @@ class Synchronizer:
             for replica in (variable, variable.pulled):
                 if replica is not None:
                     replica.assign_replica(value)
-        elif not (self._warned or private_keras_calls.is_in_callback()):
+            return
+        self._store.forget_rows(variable)
+        if not (self._warned or private_keras_calls.is_in_callback()):
             # Keras's callbacks run on all workers, and the chief's count.
             self._warned = True
             logging.warning(

@@ -19,6 +19,9 @@ from tfdist.runtime.variables.variables import ReplicaVariable
 from tfdist.runtime.variables.variables import Role
 from tfdist.runtime.variables.variables import role_of
 
+# Older than any version of rows.
+_UNKNOWN = -1
+
 
 class ParameterStore(resources.Resources):
     """The variables of one strategy, on its servers and on this worker.
@@ -375,11 +378,19 @@ class ParameterStore(resources.Resources):
         """Version of the rows of `table` here, a scalar int64 tensor."""
         if table.rows_pulled is None:
             table.rows_pulled = self.worker_variable(
-                lambda: tf.zeros([], tf.int64), "rows_pulled"
+                lambda: tf.constant(table.first_rows_pulled, tf.int64),
+                "rows_pulled",
             )
             with tf.init_scope():
                 self._owner.stamp_rows(table)
         return table.rows_pulled.read_value()
+
+    def forget_rows(self, table):
+        """Has the next exchange that changes rows of `table` pull them all."""
+        if table.rows_pulled is None:
+            table.first_rows_pulled = _UNKNOWN
+        else:
+            table.rows_pulled.assign_replica(_UNKNOWN)
 
     def set_rows_pulled(self, table, version):
         """Sets what `rows_pulled` gives; returns the operation."""

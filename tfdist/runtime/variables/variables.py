@@ -209,8 +209,10 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
         self.is_own = False
         # Whether all other workers have freed it, see `unused_models`.
         self.is_over = False
-        # Tables pulled by rows only: the version of the rows here.
+        # Tables pulled by rows only: the version of the rows here, and the one
+        # to begin with.
         self.rows_pulled = None
+        self.first_rows_pulled = 0
         super().__init__(**kwargs)
 
     @property
