@@ -6,6 +6,8 @@ import pytest
 import tensorflow as tf
 
 from tests.runtime.exchange import delay_test
+from tests.runtime.replicas import first_values_test
+from tfdist.runtime.recovery import restoring
 from tfdist.runtime.variables.server_scope import read_replica
 
 ROWS, WIDTH = 20_000, 4
@@ -111,4 +113,36 @@ def test_rows_that_a_worker_has_assigned_for_itself(has_trained):
     _train(other, 2)
     here = read_replica(other.table).numpy()
     np.testing.assert_array_equal(here[5:], np.ones([ROWS - 5, WIDTH]))
+    _assert_pulled(other)
+
+
+def _restorer(worker):
+    return restoring.Restorer(
+        worker.runtime.store,
+        worker.runtime.gradient_counts,
+        worker.runtime.synchronizer,
+        2,
+    )
+
+
+@pytest.mark.parametrize("is_restored", [True, False])
+def test_rows_of_a_server_that_a_worker_without_rows_restores(is_restored):
+    first, other = _workers()
+    first.runtime.commit()
+    _train(other, 2)
+    _train(other, 3)
+    first.runtime.pull()
+    if is_restored:
+        for worker in (first, other):
+            first_values_test.lose_all_but(worker.runtime.store, {})
+        assert _restorer(first).restore(0).done
+        _restorer(first).complete(0)
+    else:
+        # Its snapshot had all else.
+        ordinal = other.table.ordinal
+        first_values_test.lose_named(other.runtime.store, f"rows/{ordinal}")
+        _restorer(other).complete(0)
+    other.runtime.synchronizer.pull_committed()
+    for worker, number in ((other, 2), (first, 4), (other, 2)):
+        _train(worker, number)
     _assert_pulled(other)

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdist.cluster import resource_values
 from tfdist.cluster import snapshots
 from tfdist.cluster import table_snapshots
+from tfdist.runtime.exchange import rows
 from tfdist.runtime.variables import copies
 from tfdist.runtime.variables import resources
 from tfdist.runtime.variables import table_values
@@ -133,6 +134,9 @@ class Restorer:
         Returns:
           How many variables that were.
         """
+        for variable in self._variables():
+            if variable.rows_pulled is not None and variable.shard == shard:
+                self._synchronizer.stamp_rows(variable)
         return self._first_values.complete_on(
             shard, self._variables(), self._synchronizer.committed
         )
@@ -285,13 +289,10 @@ class Restorer:
             put = resource_values.build_put_if_missing(handle, value)
             stale.append(tf.cast(put, tf.int32))
             kept.append(1 - stale[-1])
-        for table in store.variables:
-            if table.rows_pulled is not None and table.shard == shard:
-                stamps = store.row_stamps(table)
-                tf.raw_ops.AssignVariableOp(
-                    resource=stamps,
-                    value=tf.fill(table.shape[:1], mine),
-                )
+        for variable in self._variables():
+            if rows.is_kept(variable) and variable.shard == shard:
+                # Other workers may pull rows of it that this one does not.
+                rows.mark_all(store.row_stamps(variable), variable, mine)
         zero = [tf.zeros([], tf.int32)]
         return tf.add_n(kept or zero), tf.add_n(stale or zero)
 
