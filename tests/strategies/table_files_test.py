@@ -200,6 +200,34 @@ def test_callbacks_that_would_fail_later_are_refused_at_once(
     assert strategy.updates_applied() == before
 
 
+class BuiltInStep(keras.Sequential):
+    """Whose layers are built by the first step alone."""
+
+    def train_step(self, data):
+        """As Keras's."""
+        return super().train_step(data)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(keras.Sequential, "BackupAndRestore"), (BuiltInStep, "EarlyStopping")],
+)
+def test_callbacks_are_refused_when_the_model_is_built(tmp_path, kind, name):
+    strategy = strategy_with_tables()
+    with strategy.scope():
+        layers = [keras.layers.Embedding(ROWS, WIDTH), keras.layers.Flatten()]
+        model = kind([*layers, keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    given = [CALLBACKS[name](tmp_path)]
+    x, y = examples()
+    with pytest.raises(ValueError, match=rf"embeddings.*{name}"):
+        model.fit(x, y, batch_size=2, verbose=0, callbacks=given)
+    steps = int(kind is BuiltInStep)
+    assert strategy.updates_applied() == [steps]
+    model.fit(x, y, batch_size=len(x), verbose=0)
+    assert strategy.updates_applied() == [steps + 1]
+
+
 def test_model_checkpoint_saves_smaller_tables(trained, tmp_path):
     _, model, _ = trained
     callback = CALLBACKS["ModelCheckpoint"](tmp_path)

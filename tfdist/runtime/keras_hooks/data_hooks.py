@@ -63,6 +63,11 @@ def before_data(runtime, before_training, request, shares):
     runtime.chief_decisions.watch(frame, running)
     call = functools.partial(runtime.chief_decisions.call, call)
     runtime.watch(running, frame)
+    if has_tables:
+        late = table_saving.LateCheck(
+            model, runtime.store, private_keras_calls.callbacks_of(frame)
+        )
+        call = functools.partial(late.call, call)
     if runtime.recovery.is_needed or has_tables:
         guarded_steps.guard(model, call)
     runtime.note_data_shares(shares)

@@ -1,12 +1,38 @@
 """Callbacks that save or show models with tables, seen when `fit` begins.
 
-What they cannot do is refused before anything is trained.
+What they cannot do is refused before anything is trained, if the model is built
+by then. Keras may build it before the first step, or within it.
 """
 
 import keras
 
 from tfdist import own_callbacks
 from tfdist.runtime.variables.variables import Role
+
+
+class LateCheck:
+    """Repeats `check` around the first training step of a call of `fit`.
+
+    Args:
+      model: The `keras.Model`.
+      store: The `ParameterStore`.
+      callbacks: What `fit` was given.
+    """
+
+    def __init__(self, model, store, callbacks):
+        self._of = model, store
+        self._callbacks = callbacks
+
+    def call(self, call_in_fit, function, *args):
+        """Calls a training step."""
+        if self._callbacks is None:
+            return call_in_fit(function, *args)
+        # The model keeps this longer than Keras keeps them.
+        callbacks, self._callbacks = self._callbacks, None
+        check(tables_of(*self._of), callbacks)
+        result = call_in_fit(function, *args)
+        check(tables_of(*self._of), callbacks)
+        return result
 
 
 def tables_of(model, store):
