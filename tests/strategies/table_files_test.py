@@ -146,6 +146,24 @@ def test_saved_model_is_one_of_plain_keras(trained, tmp_path, monkeypatch):
     np.testing.assert_array_equal(layer.get_weights()[0], rows)
 
 
+@pytest.mark.parametrize("skip", [False, True])
+def test_weights_beside_a_table_can_be_loaded(tmp_path, skip):
+    path = tmp_path / "m.weights.h5"
+    saved, _ = plain_model()
+    saved.save_weights(path)
+    make_optimizer = tables_test.OPTIMIZERS["sgd"]
+    model, table = build(strategy_with_tables().scope(), make_optimizer)
+    if skip:
+        with pytest.warns(UserWarning, match="could not be loaded"):
+            model.load_weights(path, skip_mismatch=True)
+    else:
+        with pytest.raises(ValueError, match="could not be loaded.*items"):
+            model.load_weights(path)
+    kernel = model.layers[-1].get_weights()[0]
+    np.testing.assert_array_equal(kernel, saved.layers[-1].get_weights()[0])
+    np.testing.assert_array_equal(table(np.arange(ROWS)), 1.0)
+
+
 SAVES = {
     "save": lambda model, path: model.save(path / "m.keras"),
     "save_weights": lambda model, path: model.save_weights(
