@@ -152,3 +152,23 @@ def test_rows_of_a_batch_move_by_the_rule_and_no_other(kind):
             recorded.rows[step], rows, rtol=1e-6, atol=1e-6
         )
     assert twice > STEPS
+
+
+@pytest.mark.parametrize(
+    ("clip", "moved"),
+    [({"clipvalue": 0.25}, 0.5), ({"clipnorm": 1.0}, 2 / 8**0.5)],
+)
+def test_gradients_are_clipped_before_those_of_two_calls_are_added(clip, moved):
+    """Each call's gradient of the row is 1 in each element."""
+    with strategy_with_tables().scope():
+        table = keras.layers.Embedding(ROWS, WIDTH, "zeros")
+        inputs = [keras.Input((1,), dtype="int32") for _ in range(2)]
+        rows = keras.layers.Concatenate()([table(one) for one in inputs])
+        model = keras.Model(inputs, rows)
+        model.compile(
+            keras.optimizers.SGD(1.0, **clip),
+            lambda _, found: keras.ops.sum(found, axis=(1, 2)),
+        )
+    assert WIDTH == 4
+    model.train_on_batch([np.array([[5]])] * 2, np.zeros([1]))
+    np.testing.assert_allclose(table(np.array([5])), [WIDTH * [-moved]], 1e-6)
