@@ -279,8 +279,6 @@ class Sums:
         averaged = {}
         if self._request.weight is not None:
             count = self._read(self._request.weight)
-            # Of no examples nothing is made.
-            count = tf.where(tf.equal(count, 0), tf.ones_like(count), count)
         for gradient in self._gradients:
             if isinstance(gradient, tuple):
                 # A row may come several times, as it does within a batch.

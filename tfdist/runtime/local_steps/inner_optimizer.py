@@ -9,6 +9,9 @@ from tfdist.averaging import base as averaging
 from tfdist.runtime.variables.server_scope import read_replica
 from tfdist.runtime.variables.variables import Role
 
+# Examples that steps without any count as: beside others' next to nothing.
+_NO_EXAMPLES = 2.0**-30
+
 
 @dataclasses.dataclass
 class Inner:
@@ -72,6 +75,18 @@ class Inner:
         self.examples.assign(0, read_value=False)
         for total in self.accrued.values():
             total.assign(tf.zeros_like(total), read_value=False)
+
+    def weight(self):
+        """Builds how much its steps count in a mean weighted by examples.
+
+        More than nothing: where nobody's steps had examples, what they have
+        come to is still averaged.
+
+        Returns:
+          A scalar float64 tensor.
+        """
+        examples = tf.cast(self.examples.read_value(), tf.float64)
+        return tf.maximum(examples, _NO_EXAMPLES)
 
     def has_steps(self):
         """Whether there are steps since its last push."""

@@ -147,7 +147,7 @@ class Ring:
         finite = tf.cast(inner.finite.read_value(), tf.float64)
         if not self._weighted:
             return finite
-        return finite * tf.cast(inner.examples.read_value(), tf.float64)
+        return finite * inner.weight()
 
     # The exchange that follows.
 

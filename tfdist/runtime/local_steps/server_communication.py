@@ -3,8 +3,6 @@
 import dataclasses
 import functools
 
-import tensorflow as tf
-
 from tfdist.runtime.coordination import agreement
 from tfdist.runtime.exchange import step as step_lib
 
@@ -128,7 +126,7 @@ class ServerCommunication:
         """
         weight = None
         if self._averages and self._method.weighted:
-            weight = tf.cast(inner.examples.read_value(), tf.float64)
+            weight = inner.weight()
         return self._coordination.exchange(weight=weight, **kwargs)
 
     # Outside of steps.
