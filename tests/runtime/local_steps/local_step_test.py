@@ -20,7 +20,7 @@ def test_state_that_is_assigned_before_and_after_a_step_is_exchanged_once():
     local = mock.Mock()
     both, before, after = (variable(k, Role.STATE) for k in range(3))
     with tf.Graph().as_default():
-        step = local_step.LocalStep(local, mock.Mock(), [])
+        step = local_step.LocalStep(local, [])
         # As `update` notes a parameter.
         step._touched[3] = variable(3, Role.PARAMETER)
         step.assigned(both)
@@ -39,7 +39,7 @@ def test_all_steps_of_an_optimizer_have_the_same_state():
     local, clock = mock.Mock(), variable(3, Role.CLOCK)
     first, last = (variable(k, Role.STATE) for k in range(2))
     with tf.Graph().as_default():
-        step = local_step.LocalStep(local, mock.Mock(), [])
+        step = local_step.LocalStep(local, [])
         for state in (first, None, last):
             if state is not None:
                 step.assigned(state)
@@ -68,7 +68,7 @@ def test_weights_that_nothing_trains_are_exchanged_as_state(is_branch):
     local = mock.Mock()
     student, teacher = parameter(0, True), parameter(1, False)
     with tf.Graph().as_default() as graph:
-        step = local_step.LocalStep(local, mock.Mock(), [])
+        step = local_step.LocalStep(local, [])
         step.assigned(student)
         step.assigned(teacher)
         step._touched[0] = student
@@ -100,7 +100,7 @@ def test_weights_that_gradients_overwrite_are_exchanged_as_state(monkeypatch):
         parameter(1, True),
     )
     with tf.Graph().as_default():
-        step = local_step.LocalStep(local, mock.Mock(), [])
+        step = local_step.LocalStep(local, [])
         step.assigned(scale)
         step._touched[1] = constrained
         step.assigned(constrained)
@@ -114,7 +114,7 @@ def test_weights_that_gradients_overwrite_are_exchanged_as_state(monkeypatch):
 def test_assignments_of_an_evaluation_count_if_they_last(trains):
     state = variable(0, Role.STATE)
     with tf.Graph().as_default():
-        step = local_step.LocalStep(mock.Mock(), mock.Mock(), [], True)
+        step = local_step.LocalStep(mock.Mock(), [], True)
         step.before_mutation(state)
         step.assigned(state)
         if trains:

@@ -18,44 +18,54 @@ def read(local):
       A dict of name to array. Own weights are not part of it where they are
       what the servers gave.
     """
-    arrays, kept = {}, local.keeps_own
+    pairs, kept = {}, local.keeps_own
     for inner in local.inners:
-        prefix = f"{PREFIX}{inner.clock.ordinal}"
-        for name in _COUNTERS:
-            arrays[f"{prefix}/{name}"] = getattr(inner, name).numpy()
-        for ordinal, total in inner.accrued.items():
-            arrays[f"{prefix}/accrued/{ordinal}"] = total.numpy()
-        kept = kept or arrays[f"{prefix}/since_push"] > 0
+        pairs.update(_done(inner))
+        kept = kept or inner.has_steps()
     if kept:
-        for variable, shadow in local.shadows():
-            ordinal = variable.ordinal
-            arrays[f"{PREFIX}own/{ordinal}"] = read_replica(shadow).numpy()
-            anchor = read_replica(variable).numpy()
-            arrays[f"{PREFIX}anchor/{ordinal}"] = anchor
-    return arrays
+        for inner in local.inners:
+            pairs.update(own_weights(local, inner.held))
+    return {name: read_replica(one).numpy() for name, one in pairs.items()}
 
 
-def put(local, arrays):
+def of_inner(local, inner):
+    """What is saved of one optimizer, a dict of name to variable.
+
+    Args:
+      local: The `Local`, whose replicas show what the servers gave last.
+      inner: The `Inner`.
+    """
+    return {**_done(inner), **own_weights(local, inner.held)}
+
+
+def own_weights(local, variables):
+    """Own values and anchors of variables, a dict of name to variable."""
+    pairs = {}
+    for variable in variables:
+        ordinal = variable.ordinal
+        pairs[f"{PREFIX}own/{ordinal}"] = local.shadow(variable)
+        pairs[f"{PREFIX}anchor/{ordinal}"] = variable
+    return pairs
+
+
+def _done(inner):
+    """Counts and sums of an `Inner`, a dict of name to variable."""
+    prefix = f"{PREFIX}{inner.clock.ordinal}"
+    pairs = {f"{prefix}/{name}": getattr(inner, name) for name in _COUNTERS}
+    for ordinal, total in inner.accrued.items():
+        pairs[f"{prefix}/accrued/{ordinal}"] = total
+    return pairs
+
+
+def put(local, pairs, arrays):
     """Puts back what `read` gave.
 
     Args:
-      local: The `Local`, which has begun to train.
-      arrays: Dict of name to array.
+      local: The `Local`.
+      pairs: Dict of name to variable.
+      arrays: Dict of name to array; others stay as they are.
     """
     local.show_anchor()
-    for inner in local.inners:
-        prefix = f"{PREFIX}{inner.clock.ordinal}"
-        pairs = {f"{prefix}/{n}": getattr(inner, n) for n in _COUNTERS}
-        for ordinal, total in inner.accrued.items():
-            pairs[f"{prefix}/accrued/{ordinal}"] = total
-        _assign(pairs, arrays)
-    for variable, shadow in local.shadows():
-        ordinal = variable.ordinal
-        _assign({f"{PREFIX}own/{ordinal}": shadow}, arrays)
-        _assign({f"{PREFIX}anchor/{ordinal}": variable}, arrays)
-
-
-def _assign(pairs, arrays):
     for name, variable in pairs.items():
         if name in arrays:
             value = tf.constant(arrays[name], variable.dtype)

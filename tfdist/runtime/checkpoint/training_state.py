@@ -118,7 +118,7 @@ class TrainingState(tf.train.experimental.PythonState):
 
     def _not_used(self, arrays):
         kinds = (saved_slots.ON_SERVERS, saved_slots.ON_WORKER)
-        if not self._runtime.local.has_begun:
+        if self._resumes_steps or not self._runtime.local.has_begun:
             kinds += (local_state.PREFIX,)
         return {
             name: value
@@ -379,21 +379,26 @@ class TrainingState(tf.train.experimental.PythonState):
         if self._saved is not None and self._on_servers:
             self._runtime.corrector.show_ahead()
 
+    @property
+    def _resumes_steps(self):
+        """Whether this worker takes up local steps that were saved."""
+        return self._on_servers and not self._store.worker_id
+
     def resume_local_steps(self):
-        """Takes up local steps where they were, once that is possible."""
+        """Takes up the local steps of each optimizer once it has begun."""
         local = self._runtime.local
-        if self._saved is None or not local.has_begun:
+        if self._saved is None:
             return
-        if self._on_servers and not self._store.worker_id:
-            local_state.put(local, self._saved.arrays)
-        self._saved = dataclasses.replace(
-            self._saved,
-            arrays={
-                name: value
-                for name, value in self._saved.arrays.items()
-                if not name.startswith(local_state.PREFIX)
-            },
-        )
+        arrays = dict(self._saved.arrays)
+        for inner in local.inners:
+            pairs = local_state.of_inner(local, inner)
+            if arrays.keys().isdisjoint(pairs):
+                continue
+            if self._resumes_steps:
+                local_state.put(local, pairs, arrays)
+            for name in pairs:
+                arrays.pop(name, None)
+        self._saved = dataclasses.replace(self._saved, arrays=arrays)
 
 
 def _name(variable):

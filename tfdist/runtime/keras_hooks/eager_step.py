@@ -170,9 +170,7 @@ class EagerLocalStep(local_step.LocalStep):
     def __init__(
         self, runtime, arguments, functions, *, training, code, evaluates
     ):
-        super().__init__(
-            runtime.local, runtime.state, _as_tensors(arguments), evaluates
-        )
+        super().__init__(runtime.local, _as_tensors(arguments), evaluates)
         self._runtime = runtime
         self._functions = functions
         self._training = training

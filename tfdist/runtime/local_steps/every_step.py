@@ -1,6 +1,5 @@
 """One step between exchanges: what `Local` does where K = 1."""
 
-from tfdist.null_methods import empty_list
 from tfdist.null_methods import nothing
 from tfdist.runtime.exchange import step
 
@@ -17,7 +16,6 @@ class EveryStep:
     keeps_own = False
     has_begun = False
     inners = ()
-    shadows = empty_list
     watch = flush = finish = show_anchor = nothing
     after_first_pull = after_pull = adopt_given = nothing
     before_read = after_write = tidy = let_go = nothing

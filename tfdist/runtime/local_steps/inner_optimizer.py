@@ -88,6 +88,11 @@ class Inner:
         examples = tf.cast(self.examples.read_value(), tf.float64)
         return tf.maximum(examples, _NO_EXAMPLES)
 
+    @property
+    def held(self):
+        """All of which own values are exchanged, a list of variables."""
+        return [*self.parameters, *self.states]
+
     def has_steps(self):
         """Whether there are steps since its last push."""
         return int(self.since_push.numpy()) > 0

@@ -112,9 +112,9 @@ class Local:
         """Whether an optimizer has taken steps."""
         return bool(self.inners)
 
-    def shadows(self):
-        """Pairs of a model's variable and its shadow, a list."""
-        return self._own_values.pairs()
+    def shadow(self, variable):
+        """The variable with the other one of own value and anchor."""
+        return self._own_values.shadow(variable)
 
     # While a step is traced.
 
@@ -125,9 +125,7 @@ class Local:
           arguments: What the step function is called with.
           evaluates: Whether it is a step of an evaluation or prediction.
         """
-        return local_step.LocalStep(
-            self, self._runtime.state, arguments, evaluates
-        )
+        return local_step.LocalStep(self, arguments, evaluates)
 
     def before_step(self, graph, first, *, own):
         """Builds: the replicas hold what a step needs, see `ShadowWeights`."""
@@ -203,7 +201,8 @@ class Local:
                 speeds,
             )
             self._own_values.tell_apart()
-        self._optimizers.add(inner)
+            self._optimizers.add(inner)
+            self._runtime.state.resume_local_steps()
         return inner
 
     def show_own(self):

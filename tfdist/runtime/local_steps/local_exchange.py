@@ -140,9 +140,8 @@ class LocalExchange:
 
     def _both(self, inner, shows_own):
         """Own values and anchors of what is exchanged, by ordinal."""
-        held = [*inner.parameters, *inner.states]
-        here = {v.ordinal: read_replica(v) for v in held}
-        there = {v.ordinal: read_replica(self._shadow(v)) for v in held}
+        here = {v.ordinal: read_replica(v) for v in inner.held}
+        there = {v.ordinal: read_replica(self._shadow(v)) for v in inner.held}
         return (here, there) if shows_own else (there, here)
 
     def _check(self, inner, records, own):

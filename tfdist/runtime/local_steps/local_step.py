@@ -31,7 +31,6 @@ class LocalStep:
 
     Args:
       local: The `Local`.
-      state: The `TrainingState`, which may have local steps to resume.
       arguments: What the step was called with; the first axis of its first
         tensor tells how many examples it has.
       evaluates: Whether it is a step of an evaluation or prediction. Unless
@@ -47,12 +46,11 @@ class LocalStep:
     # Whether an optimizer counts a step, or one that only accumulates.
     is_training = False
 
-    def __init__(self, local, state, arguments, evaluates=False):
+    def __init__(self, local, arguments, evaluates=False):
         self._local = local
         self._evaluates = evaluates
         # By ordinal, variables of an evaluation, and their values before.
         self._before = {}
-        self._state = state
         self._root = tf.compat.v1.get_default_graph()
         self._first = len(self._root.get_operations())
         self._examples = _num_examples(arguments)
@@ -202,9 +200,6 @@ class LocalStep:
             end.states = self._states_of(end)
             self._follow(end)
         self._show_before()
-        if self._trains:
-            with tf.init_scope():
-                self._state.resume_local_steps()
 
     def _states_of(self, end):
         """Returns all that is assigned around steps of an optimizer, each once.

@@ -50,14 +50,6 @@ class OwnValues:
         """The variable with the other one of the two values."""
         return self._shadows.shadow(variable)
 
-    def pairs(self):
-        """Pairs of a model's variable and its shadow, a list."""
-        return [
-            (variable, self._shadows.shadow(variable))
-            for variable in self._of_model()
-            if self._shadows.has_shadow(variable)
-        ]
-
     def let_go(self, ordinals):
         """Called when variables are gone: their ordinals, a set."""
         self._shadows.let_go(ordinals)
