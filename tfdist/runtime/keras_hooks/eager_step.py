@@ -177,7 +177,8 @@ class EagerLocalStep(local_step.LocalStep):
         self._code = code
         # Number of variables that there were when own weights were shown.
         self._shown = 0
-        if code in training:
+        resumes = not evaluates and runtime.state.resume_own_weights()
+        if resumes or code in training:
             self._show_own()
         elif evaluates:
             self._local.show_anchor()
