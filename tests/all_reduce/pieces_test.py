@@ -104,6 +104,35 @@ def test_complex_numbers_are_refused_by_name():
         pieces.wire_dtype(tf.complex64, "phase")
 
 
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [
+        ("int64", [0, 7, -7, 2**62 + 5, -(2**62) - 5, -(2**63), 2**63 - 1]),
+        ("uint64", [0, 7, 2**53 + 1, 2**64 - 1]),
+        ("complex64", [1 + 2j, -3.5j]),
+        ("complex128", [1 / 3 + 2j / 3]),
+    ],
+)
+def test_states_that_are_two_floats_are_kept_to_the_last_bit(dtype, values):
+    state = tf.Variable(np.array(values, dtype))
+    spec = pieces.state_spec(state)
+    sent = pieces.of_state(state.read_value(), spec)
+    assert spec.is_compatible_with(sent)
+    found = pieces.as_state(3 * sent / 3, state.dtype)
+    assert found.numpy().tolist() == values
+    total = pieces.as_state(2 * sent, state.dtype)
+    np.testing.assert_array_equal(total, np.array(values, dtype) * 2)
+
+
+def test_means_of_large_integers_are_rounded():
+    state = tf.Variable([2**40 + 1, -(2**40) - 1], dtype=tf.int64)
+    spec = pieces.state_spec(state)
+    other = tf.constant([2**40 + 5, -5], tf.int64)
+    total = pieces.of_state(state, spec) + pieces.of_state(other, spec)
+    mean = pieces.as_state(total / 2, state.dtype)
+    assert mean.numpy().tolist() == [2**40 + 3, -(2**39) - 3]
+
+
 def test_small_vectors_go_to_all_others_and_large_ones_around():
     large = 4 * collective_sums.GATHER_BYTES
     # To three others; and 2 (4 - 1) / 4 of the large one.

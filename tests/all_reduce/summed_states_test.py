@@ -206,3 +206,46 @@ def test_state_of_a_step_that_trains_nothing_stays_a_workers_own(monkeypatch):
         assert name in warning
         assert "in which no optimizer takes a step" in warning
     assert strategy.journal.count == 0
+
+
+@pytest.mark.parametrize("eagerly", [True, False], ids=["eagerly", "traced"])
+@pytest.mark.parametrize(
+    ("dtype", "change"), [("int64", 2**60 + 1), ("complex64", 1 + 2j)]
+)
+def test_states_that_no_float_holds_are_as_one_worker_has_them(
+    monkeypatch, dtype, change, eagerly
+):
+    class Moved(keras.layers.Layer):
+        def build(self, shape):
+            self.moved = [
+                self.add_weight(
+                    shape=(),
+                    initializer="zeros",
+                    dtype=dtype,
+                    trainable=False,
+                    aggregation=aggregation,
+                )
+                for aggregation in ("mean", "sum")
+            ]
+
+        def call(self, x):
+            for one in self.moved:
+                one.assign(one + tf.constant(change, dtype))
+            return x
+
+    strategy = tfdist.AllReduceStrategy()
+    # Another worker does the same.
+    monkeypatch.setattr(
+        strategy._engine.collectives, "sum", lambda vector, *_: 2 * vector
+    )
+    with strategy.scope():
+        layer = Moved()
+        model = keras.Sequential(
+            [keras.Input([1]), layer, keras.layers.Dense(1)]
+        )
+        model.compile("sgd", programs.Mean(), run_eagerly=eagerly)
+    x = np.ones([1, 1])
+    for step in range(1, 3):
+        model.train_on_batch(x, x)
+        found = [one.numpy().item() for one in layer.moved]
+        assert found == [step * change, 2 * step * change]

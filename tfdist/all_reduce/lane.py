@@ -44,7 +44,7 @@ class Lane:
         # All that travels in vectors, of which gradients are the first.
         self._num_dense = len(dense)
         reduced = [*dense, *states]
-        self._specs = _specs(reduced)
+        self._specs = [*_specs(dense), *map(pieces.state_spec, states)]
         self._names = [v.name.split(":")[0] for v in [*reduced, *tables]]
         self._make_layout()
         self.number = engine.journal.add(self._layout.piece_bytes())
@@ -138,10 +138,10 @@ class Lane:
         for k, state in enumerate(self.states):
             if _is_summed(state):
                 states[k] -= before[k]
-        values = [*gradients, *states]
+        cut = self._num_dense
         values = [
-            tf.cast(value, spec.dtype)
-            for value, spec in zip(values, self._specs, strict=True)
+            *map(tf.cast, gradients, [s.dtype for s in self._specs[:cut]]),
+            *map(pieces.of_state, states, self._specs[cut:]),
         ]
         eagerly = tf.executing_eagerly()
         reduce = self._reduce_eagerly if eagerly else self._reduce
@@ -301,17 +301,17 @@ class Lane:
         first = self._num_dense
         of_tables = divided[len(divided) - len(self._tables) :]
         with self._engine.applying(), self._engine.replica_context():
-            factor = most / tf.maximum(tail.states, 1.0)
+            number = tf.maximum(tail.states, 1.0)
             totals = self._layout.tensors(sums)
-            for state, mean, total, old in zip(
-                self.states, means[first:], totals[first:], before, strict=True
+            for state, total, old in zip(
+                self.states, totals[first:], before, strict=True
             ):
                 if _is_summed(state):
-                    total = pieces.of_dtype(total, state.dtype)
+                    total = pieces.as_state(total, state.dtype)
                     state.assign(old + total)
                     continue
-                mean = mean * tf.cast(factor, mean.dtype)
-                mean = pieces.of_dtype(mean, state.dtype)
+                mean = total / tf.cast(number, total.dtype)
+                mean = pieces.as_state(mean, state.dtype)
                 state.assign(tf.where(tail.states > 0.0, mean, old))
             if self.optimizer is None:
                 return

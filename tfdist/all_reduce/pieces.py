@@ -9,6 +9,8 @@ _TAIL_BYTES = 1 << 20
 # Tensors begin at multiples of so many bytes: where they do, TensorFlow cuts
 # a vector into them without a copy.
 _ROW_BYTES = 64
+# The lower half of an integer of 8 bytes counts from 0 to this number.
+_LOWER = 1 << 32
 
 
 class Layout:
@@ -146,8 +148,8 @@ def wire_dtype(dtype, name):
     if dtype.is_complex or dtype == tf.string:
         raise NotImplementedError(
             f"Variable {name!r} must be of floats, integers or bools to be "
-            "trained, or assigned, in a step of workers without servers. "
-            f"Received: dtype={dtype.name}"
+            "trained in a step of workers without servers, or assigned in one "
+            f"with local steps. Received: dtype={dtype.name}"
         )
     if not dtype.is_floating:
         return tf.float64
@@ -159,6 +161,59 @@ def of_dtype(mean, dtype):
     if dtype.is_floating:
         return tf.cast(mean, dtype)
     return tf.cast(tf.round(mean), dtype)
+
+
+def state_spec(variable):
+    """The shape and type in which values of a state are summed up.
+
+    No float holds an integer of 8 bytes, or a complex number: such a state is
+    two floats, along one more axis.
+    """
+    shape, dtype = variable.shape, variable.dtype
+    if dtype.is_complex:
+        return tf.TensorSpec([*shape, 2], dtype.real_dtype)
+    if _has_halves(dtype):
+        return tf.TensorSpec([*shape, 2], tf.float64)
+    return tf.TensorSpec(shape, wire_dtype(dtype, variable.name))
+
+
+def of_state(value, spec):
+    """Builds what is summed up of a value of a state.
+
+    Args:
+      value: A tensor.
+      spec: From `state_spec`.
+    """
+    if value.dtype.is_complex:
+        return tf.stack([tf.math.real(value), tf.math.imag(value)], -1)
+    if _has_halves(value.dtype):
+        lower = tf.math.floormod(value, tf.constant(_LOWER, value.dtype))
+        upper = tf.bitwise.right_shift(value, tf.constant(32, value.dtype))
+        value = tf.stack([upper, lower], -1)
+    return tf.cast(value, spec.dtype)
+
+
+def as_state(mean, dtype):
+    """Builds a mean, or a sum, as a value of a state.
+
+    Args:
+      mean: A tensor like those of `of_state`.
+      dtype: The type of the state.
+    """
+    if dtype.is_complex:
+        return tf.complex(*tf.unstack(mean, axis=-1))
+    if _has_halves(dtype):
+        upper, lower = tf.unstack(mean, axis=-1)
+        whole = tf.floor(upper)
+        lower = tf.round(lower + (upper - whole) * _LOWER)
+        # Sums wrap around, as those of integers do.
+        whole = tf.cast(whole, dtype) * tf.constant(_LOWER, dtype)
+        return whole + tf.cast(lower, dtype)
+    return of_dtype(mean, dtype)
+
+
+def _has_halves(dtype):
+    return dtype.is_integer and dtype.size == 8
 
 
 def _cuts(size, dtype):
