@@ -185,6 +185,53 @@ def loss_scale(strategy, worker):
     return replica_after(strategy, model, batches)
 
 
+class TwoHeads(keras.Model):
+    """Trains the head that a batch names, and the other one not at all."""
+
+    def __init__(self):
+        super().__init__()
+        self.heads = [
+            keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+            for _ in range(2)
+        ]
+        for head in self.heads:
+            head.build((None, 1))
+        self.built = True
+
+    def train_step(self, data):
+        """Takes the step of a batch `(head, input)`."""
+        number, x = data
+        variables = self.heads[int(number[0])].trainable_variables
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(self.heads[int(number[0])](x))
+        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        return {"loss": loss}
+
+
+def heads_in_another_order(strategy, worker):
+    """Each worker trains another head of one model, of equal shapes."""
+    with strategy.scope():
+        model = TwoHeads()
+        model.compile(keras.optimizers.SGD(1.0), run_eagerly=True)
+    batch = np.array([worker]), np.ones([1, 1], "float32")
+    data = tasks.unshared(tf.data.Dataset.from_tensors(batch).repeat(3))
+    try:
+        model.fit(data, verbose=0)
+    finally:
+        weights = [head.get_weights()[0].item() for head in model.heads]
+        assert weights == [0.0, 0.0]
+
+
+def models_in_another_order(strategy, worker):
+    """Each worker begins with another one of two models of equal shapes."""
+    with strategy.scope():
+        variables = [keras.Variable([0.0]) for _ in range(2)]
+        optimizers = [keras.optimizers.SGD(1.0) for _ in range(2)]
+    for k in (worker, 1 - worker):
+        apply = optimizers[k].apply
+        strategy.run(apply, ([tf.ones([1])], [variables[k]]))
+
+
 def monitored(strategy, worker):
     """Two fits, in which the chief has trained before the other goes on.
 

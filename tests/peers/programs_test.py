@@ -12,6 +12,8 @@ PROGRAMS = (
     "accumulated_over_fits",
     "loss_scale",
     "monitored",
+    "heads_in_another_order",
+    "models_in_another_order",
 )
 GRADIENTS = [programs.gradient(worker).ravel() for worker in range(2)]
 
@@ -54,3 +56,10 @@ def test_what_comes_while_a_worker_waits_at_the_end_is_in_its_summary(reports):
     for summary, in_steps, counted in reports[0]["monitored"]:
         assert summary == counted
         assert in_steps < summary
+
+
+@pytest.mark.parametrize("program", PROGRAMS[-2:])
+def test_updates_never_reach_other_variables(reports, program):
+    for report in reports:
+        assert report[program].startswith("ValueError: Optimizer")
+        assert "in the same order" in report[program]

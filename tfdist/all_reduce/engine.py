@@ -1,6 +1,7 @@
 """The engine of one strategy: what its steps and calls of `fit` share."""
 
 import contextlib
+import itertools
 import weakref
 
 from absl import logging
@@ -40,6 +41,7 @@ class Engine:
         shared variables, on this worker alone.
       update: The `UpdateBuilder` of the step that is being built, or None.
       variables: Weak references to all variables, in order of creation.
+      places: Counts those that are shared, of layers and own code.
     """
 
     def __init__(self, strategy, config, collectives, check, files):
@@ -71,6 +73,7 @@ class Engine:
         # Steps of this worker when all had last met.
         self._met_at = 0
         self.variables = []
+        self.places = itertools.count()
 
     def replica_context(self):
         """Scope in which Keras finds itself in a step of the strategy."""

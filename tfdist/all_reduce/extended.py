@@ -73,6 +73,8 @@ class AllReduceExtended(one_replica.WorkerExtended):
             kwargs.get("name"),
             engine.sums_own_gradients,
         )
+        if made.kind is variables.Kind.SHARED:
+            made.place = next(engine.places)
         one_replica.note_keras_variable(made)
         made.see_accumulation(maker)
         engine.variables.append(weakref.ref(made))

@@ -63,6 +63,8 @@ class WorkerVariable(private_tensorflow.ResourceVariable):
     def __init__(self, *, engine, kind, **kwargs):
         self._engine = engine
         self.kind = kind
+        # Of a shared one: its place among them, in order of creation.
+        self.place = None
         # Whether all workers have held the same value of it.
         self.is_agreed = False
         # Whether a warning has said that steps assign it on this worker alone.

@@ -143,10 +143,10 @@ class Admission:
         saved.header["peers"] = {
             "known": {str(k): v for k, v in roster.known.items()},
             "lost": roster.lost,
-            "lanes": len(engine.lanes),
             "seen": {one.name: one.seen for one in engine.channels},
             "sums": {one.name: one.sums for one in engine.channels},
             "earlier": {one.name: one.earlier for one in engine.channels},
+            **engine.first_steps.position,
             **engine.collectives.position,
         }
         file = io.BytesIO()

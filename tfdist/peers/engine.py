@@ -19,6 +19,7 @@ from tfdist.peers import account
 from tfdist.peers import admission as admission_lib
 from tfdist.peers import channel
 from tfdist.peers import epoch_check
+from tfdist.peers import first_steps
 from tfdist.peers import joining
 from tfdist.peers import journal as journal_lib
 from tfdist.peers import lane as lane_lib
@@ -52,6 +53,7 @@ class PeerEngine(engine_lib.Engine):
       known: int64 variable `(num_workers,)`, the incarnations whose messages
         count.
       told: int64 variable: the call of `fit` that the chief has stopped.
+      first_steps: The `FirstSteps`.
     """
 
     def __init__(
@@ -85,10 +87,9 @@ class PeerEngine(engine_lib.Engine):
         self._fits = 0
         self._is_over = False
         # Of a snapshot: by channel the numbers of all workers' updates in it,
-        # their checksums, and the numbers of updates of earlier processes;
-        # number of lanes whose variables are in it.
+        # their checksums, and the numbers of updates of earlier processes.
         self.seen_at_join = {}
-        self.lanes_at_join = 0
+        self.first_steps = first_steps.FirstSteps(self)
         # Numbers of this worker's requests for snapshots.
         self.requests = itertools.count(1)
         self.check_of_epochs = self._make_check()
@@ -156,6 +157,7 @@ class PeerEngine(engine_lib.Engine):
 
     def make_lane(self, optimizer, variables, states, have_rows):
         """Makes a `PeerLane`; see there."""
+        self.first_steps.begin(optimizer, variables)
         made = lane_lib.PeerLane(self, optimizer, variables, len(self._made))
         self._made.append(weakref.ref(made))
         for one in made.channels:
@@ -245,9 +247,11 @@ class PeerEngine(engine_lib.Engine):
 
     def adopt(self, moment, variables, settings=""):
         """Gives all workers the chief's values; see `Engine`."""
-        if moment is Moment.STEP and len(self._made) <= self.lanes_at_join:
+        others = self._not_agreed() if moment is Moment.STEP else []
+        lane = len(self._made) - 1
+        if moment is Moment.STEP and self.first_steps.was_at_join(lane):
             # They were in the snapshot.
-            for variable in [*variables, *self._not_agreed()]:
+            for variable in [*variables, *others]:
                 variable.is_agreed = True
             return
         counted = [
@@ -257,12 +261,17 @@ class PeerEngine(engine_lib.Engine):
         ]
         summed = [int(v.numpy()) % v.steps_of_update for v in counted]
         super().adopt(moment, variables, settings)
+        self.first_steps.note_agreed([*variables, *others])
         with self.applying():
             for variable, number in zip(counted, summed, strict=True):
                 # As many as this worker's own accumulators have.
                 begun = variable.at_begin_of_update(int(variable.numpy()))
                 variable.assign(begun + number)
         self.check_of_epochs.begin_all()
+
+    def numbers_of(self, variables):
+        """Positions of variables in the order of creation, ints or None."""
+        return self._strategy().state.numbers_of(variables)
 
     def read_state(self):
         """Returns the `SavedState` of this worker."""

@@ -271,7 +271,7 @@ class Joiner:
             name: (seen, told["sums"][name], told["earlier"][name])
             for name, seen in told["seen"].items()
         }
-        self._engine.lanes_at_join = told["lanes"]
+        self._engine.first_steps.take_position(told)
         with self._engine.applying():
             self._engine.restore_state(saved)
         for variable in variables_lib.shared_by(model):

@@ -1,0 +1,125 @@
+"""Which first steps of two workers are the same, and which are refused.
+
+Worker 0 takes its first steps, and then worker 1, which hears of those.
+"""
+
+import json
+import types
+
+import keras
+import numpy as np
+import pytest
+
+import tfdist
+from tfdist.peers import first_steps
+
+
+class Consistency:
+    """Meetings of worker 0 by itself, or of worker 1 after those."""
+
+    def __init__(self, earlier=None):
+        """Makes those of worker 1 if there are `earlier` ones."""
+        self.mine, self._earlier = [], earlier
+
+    def meet(self, moment, number):
+        """Returns the numbers of both."""
+        self.mine.append(number)
+        theirs = number
+        if self._earlier is not None:
+            theirs = self._earlier.mine[len(self.mine) - 1]
+        return np.array([[theirs], [number]])
+
+
+class Worker:
+    """A worker with two weights, and an optimizer for both."""
+
+    def __init__(self, zero=None, own_models=0):
+        """Makes one that follows `zero` and has made some models of its own."""
+        strategy = tfdist.PeerToPeerStrategy()
+        with strategy.scope():
+            self.own = [keras.Variable([0.0]) for _ in range(own_models)]
+            self.variables = [keras.Variable([0.0]) for _ in range(2)]
+            self.optimizer = keras.optimizers.SGD()
+        self.consistency = Consistency(zero and zero.consistency)
+        engine = types.SimpleNamespace(
+            roster=types.SimpleNamespace(others=[1]),
+            consistency=self.consistency,
+            collectives=types.SimpleNamespace(number=0),
+            numbers_of=strategy.state.numbers_of,
+        )
+        self.collectives = engine.collectives
+        self.first_steps = first_steps.FirstSteps(engine)
+
+    def train(self, *places):
+        """Takes the first step for variables."""
+        chosen = [self.variables[place] for place in places]
+        self.first_steps.begin(self.optimizer, chosen)
+
+    def fit(self):
+        """All agree on the values of all variables."""
+        self.collectives.number += 1
+        values = [variable.value for variable in self.variables]
+        for value in values:
+            value.is_agreed = True
+        self.first_steps.note_agreed(values)
+
+
+def both(**settings):
+    zero = Worker()
+    return zero, Worker(zero, **settings)
+
+
+@pytest.mark.parametrize("fits", [False, True])
+@pytest.mark.parametrize("other", [[1], [0, 1], [1, 0]])
+def test_another_order_or_set_of_variables_is_refused(fits, other):
+    zero, one = both()
+    if fits:
+        zero.fit()
+        one.fit()
+    zero.train(0)
+    with pytest.raises(ValueError, match="in the same order"):
+        one.train(*other)
+    # Also where the step is tried again.
+    zero.train(0)
+    with pytest.raises(ValueError, match="in the same order"):
+        one.train(*other)
+
+
+@pytest.mark.parametrize("fits", [False, True])
+def test_the_same_order_is_none_of_another(fits):
+    zero, one = both()
+    for worker in zero, one:
+        if fits:
+            worker.fit()
+        worker.train(0)
+        worker.train(1)
+        worker.train(0, 1)
+
+
+def test_variables_of_a_fit_are_known_whatever_else_a_worker_has_made():
+    zero, one = both(own_models=3)
+    for worker in zero, one:
+        worker.fit()
+        worker.train(1)
+    zero, one = both(own_models=3)
+    zero.train(1)
+    with pytest.raises(ValueError, match="in the same order"):
+        one.train(1)
+
+
+def test_a_joiner_takes_the_first_steps_that_others_have_taken():
+    host, joiner = both()
+    host.train(0)
+    host.fit()
+    host.train(1)
+    position = json.loads(json.dumps(host.first_steps.position))
+    joiner.first_steps.take_position(position)
+    joiner.train(0)
+    with pytest.raises(ValueError, match="in the same order"):
+        joiner.train(0)
+    joiner.train(1)
+    assert not joiner.consistency.mine
+    # From then on it meets them.
+    host.consistency.mine.clear()
+    host.train(1, 0)
+    joiner.train(1, 0)

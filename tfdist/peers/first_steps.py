@@ -1,0 +1,106 @@
+"""The first steps of optimizers, which all workers take in the same order.
+
+A message says by the number of a lane what it is about. So all workers meet
+when they make a lane, and compare which variables it trains: updates never
+reach other variables, even of the same shape.
+"""
+
+import json
+import zlib
+
+from tfdist.all_reduce.consistency import Moment
+from tfdist.all_reduce.variables import plain
+
+_NAMES = 3
+
+
+class FirstSteps:
+    """The variables that lanes train, on this worker and on the others.
+
+    Args:
+      engine: The `PeerEngine`.
+
+    Attributes:
+      lanes: By lane, in order of creation: the numbers, in order of creation,
+        of the variables that it trains; a list of lists.
+      at_join: Those of a snapshot, the same.
+      places: By number of a variable: the meeting in which all have agreed on
+        its value, and its place there; a dict of lists.
+    """
+
+    def __init__(self, engine):
+        self._engine = engine
+        self.lanes = []
+        self.at_join = []
+        self.places = {}
+
+    def begin(self, optimizer, variables):
+        """Called by all workers, each before it makes a lane.
+
+        Args:
+          optimizer: A Keras optimizer.
+          variables: Keras variables that it trains.
+
+        Raises:
+          ValueError: Another worker makes another lane.
+        """
+        variables = list(map(plain, variables))
+        numbers = self._engine.numbers_of(variables)
+        if self.was_at_join(len(self.lanes)):
+            is_same = self.at_join[len(self.lanes)] == numbers
+        else:
+            is_same = self._is_same(numbers, variables)
+        if not is_same:
+            names = ", ".join(v.name for v in variables[:_NAMES])
+            raise ValueError(
+                f"Optimizer {optimizer.name!r} takes its first step for "
+                f"{names} ({len(variables)} variables), and other workers "
+                "take one for other variables. All workers must make the same "
+                "models in the same order, and must take in the same order "
+                "the first step of each optimizer and of each set of "
+                "variables that it trains: one of data on which a step "
+                "depends is not the same on all. If a step trains only a "
+                "part of a model, give the rest gradients of zero."
+            )
+        self.lanes.append(numbers)
+
+    def was_at_join(self, lane):
+        """Whether a lane was in the snapshot: the others have it already."""
+        return lane < len(self.at_join)
+
+    def _is_same(self, numbers, variables):
+        if not self._engine.roster.others:
+            return True
+        # A worker may have made more models than the others, but those of a
+        # `fit` are known by the meeting at its beginning.
+        places = [
+            self.places.get(number, [0, variable.place])
+            for number, variable in zip(numbers, variables, strict=True)
+        ]
+        checksum = zlib.crc32(json.dumps(places).encode())
+        rows = self._engine.consistency.meet(Moment.STEP, checksum)
+        return bool((rows[:, 0] == checksum).all())
+
+    def note_agreed(self, variables):
+        """Called when all workers have agreed on variables' values.
+
+        Args:
+          variables: List of `WorkerVariable`, in the same order on all.
+        """
+        if not self._engine.roster.others:
+            return
+        meeting = self._engine.collectives.number
+        numbers = self._engine.numbers_of(variables)
+        for place, number in enumerate(numbers):
+            if variables[place].is_agreed:
+                self.places.setdefault(number, [meeting, place])
+
+    @property
+    def position(self):
+        """The part of a snapshot that a joiner goes on from, for JSON."""
+        return {"lanes": self.lanes, "places": [*self.places.items()]}
+
+    def take_position(self, position):
+        """Goes on where another worker is; see `position`."""
+        self.at_join = position["lanes"]
+        self.places = dict(position["places"])
