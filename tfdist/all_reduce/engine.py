@@ -237,6 +237,9 @@ class Engine:
         """Whether lanes take gradients that are rows of a table."""
         return self.num_workers > 1
 
+    # What steps assign gets the mean of what all workers have assigned.
+    reduces_state = True
+
     # All workers make each update, to the same bits: on devices of one kind,
     # which round alike.
     updates_alike = True

@@ -123,16 +123,17 @@ class Lane:
         """Variables whose values all workers have to hold before a step."""
         return self.shared
 
-    def step(self, gradients, before, counts_as_step):
+    def step(self, gradients, assigned, counts_as_step):
         """Builds a step, or takes it when executing eagerly.
 
         Args:
           gradients: Tensors, or `tf.IndexedSlices`, one for each of
             `variables`.
-          before: Values of `states` before the step, tensors.
+          assigned: Pairs of each of `states` and its value before the step.
           counts_as_step: Whether the journal has it: steps of an optimizer, or
             of a training step that has none.
         """
+        before = [value for _, value in assigned]
         gradients, slices = self._parted(gradients)
         states = [state.read_value() for state in self.states]
         for k, state in enumerate(self.states):

@@ -51,6 +51,8 @@ class TrainingStep:
         if variable.is_rate:
             return
         if self._eagerly and not tf.executing_eagerly():
+            if not self._engine.reduces_state:
+                return
             raise RuntimeError(
                 f"Variable {variable.name!r} is assigned inside a tf.function "
                 "that a step calls which runs eagerly (run_eagerly=True, or "
@@ -142,7 +144,7 @@ class TrainingStep:
         counts = optimizer is not None or not self.lanes
         self.lanes.append(lane)
         with own_random_numbers.seeded(self._common_seed):
-            lane.step(gradients, [before for _, before in assigned], counts)
+            lane.step(gradients, assigned, counts)
 
     def finish(self):
         """Called when the user's step has returned.
@@ -153,7 +155,10 @@ class TrainingStep:
         assigned = [variable for variable, _ in self._assigned.values()]
         if not assigned:
             return
-        if self._trains or self.lanes or self._has_trained:
+        if not self._engine.reduces_state:
+            if self._trains or self.lanes:
+                self._engine.check_state(list(self._assigned.values()))
+        elif self._trains or self.lanes or self._has_trained:
             with compiled_parts.outside():
                 self._add_lane(None, [], [])
         else:

@@ -23,6 +23,7 @@ from tfdist.peers import first_steps
 from tfdist.peers import joining
 from tfdist.peers import journal as journal_lib
 from tfdist.peers import lane as lane_lib
+from tfdist.peers import own_state
 
 
 class PeerEngine(engine_lib.Engine):
@@ -154,6 +155,11 @@ class PeerEngine(engine_lib.Engine):
     takes_rows = False
     sums_own_gradients = True
     updates_alike = False
+    reduces_state = False
+
+    def lane_of(self, optimizer, variables, states, have_rows):
+        """The `PeerLane` of an optimizer's step: state is none of it."""
+        return super().lane_of(optimizer, variables, [], have_rows)
 
     def make_lane(self, optimizer, variables, states, have_rows):
         """Makes a `PeerLane`; see there."""
@@ -180,13 +186,16 @@ class PeerEngine(engine_lib.Engine):
 
     def before_assignment(self, variable):
         """Called before a shared variable is assigned."""
-        if self.is_applying or not variable.trainable:
+        if self.is_applying:
             return
         if self._step is None:
-            self.check_of_epochs.has_written = True
+            self.check_of_epochs.has_written |= variable.trainable
             return
         if not one_replica.is_trainable(variable):
-            # Such as a teacher's weights, which follow this worker's own.
+            # Such as moving statistics, or a teacher's weights, which follow
+            # this worker's own.
+            if self.check.looks:
+                self._step.note(variable)
             return
         raise NotImplementedError(
             f"Variable {variable.name!r} is trainable, and a training step "
@@ -195,6 +204,16 @@ class PeerEngine(engine_lib.Engine):
             f"{one_replica.how_to_freeze(variable)}. Else use "
             "AllReduceStrategy."
         )
+
+    def check_state(self, assigned):
+        """Builds the check of what a step has assigned after its last lane.
+
+        Args:
+          assigned: Pairs of a `WorkerVariable` and its value before.
+        """
+        values, names = own_state.floats(assigned)
+        finite = own_state.checked(self.check, values, names)
+        own_state.restore_unless(finite, assigned)
 
     def read_told(self):
         """Returns what all workers were told: never of eager writes.

@@ -12,6 +12,7 @@ from tfdist.all_reduce import branches
 from tfdist.all_reduce.variables import Kind
 from tfdist.all_reduce.variables import plain
 from tfdist.peers import flat
+from tfdist.peers import own_state
 from tfdist.peers import refusals
 
 
@@ -81,20 +82,29 @@ class PeerLane:
         """Variables whose values all workers have to hold before a step."""
         return self._plain
 
-    def step(self, gradients, before, counts_as_step):
+    def step(self, gradients, assigned, counts_as_step):
         """Builds a step, or takes it when executing eagerly.
 
         Args:
           gradients: Tensors, one for each of `variables`.
-          before: Unused: state that a step assigns is the worker's own.
+          assigned: Pairs of a variable that the step has assigned, which is
+            this worker's own state, and its value before.
           counts_as_step: Unused: each has an optimizer, and counts.
         """
-        if tf.executing_eagerly():
-            self._step_eagerly(gradients)
-        else:
-            self._build_step(gradients)
+        eagerly = tf.executing_eagerly()
+        step = self._step_eagerly if eagerly else self._build_step
+        states, names = own_state.floats(assigned)
+        counts = step(gradients, states, names)
+        own_state.restore_unless(counts, assigned)
 
-    def _build_step(self, gradients):
+    def _build_step(self, gradients, states, names):
+        """Builds a step; returns whether the state that it assigned counts.
+
+        Args:
+          gradients: As of `step`.
+          states: Values of the state, tensors.
+          names: Names of the state's variables, a tuple.
+        """
         began = tf.timestamp()
         engine = self._engine
         rate = tf.convert_to_tensor(self.optimizer.learning_rate)
@@ -102,7 +112,7 @@ class PeerLane:
         befores = self._vectors()
         with tf.control_dependencies([*befores, rate]):
             gradients = [tf.identity(gradient) for gradient in gradients]
-        counts = self._take(gradients)
+        counts, keeps_state = self._take(gradients, states, names)
         afters = self._vectors()
         sent, size, staleness = (tf.zeros([], tf.int64) for _ in range(3))
         for channel, before, after in zip(
@@ -121,24 +131,32 @@ class PeerLane:
             lane=self.number,
             extras=[sent, size, staleness],
         )
+        return keeps_state
 
-    def _take(self, gradients):
-        """Builds Keras's step; returns whether the gradients count."""
-        engine, counts = self._engine, tf.constant(True)
-        # A loss scale overflows on purpose, and has to see it.
-        if not engine.check.looks or isinstance(
-            self.optimizer, keras.optimizers.LossScaleOptimizer
-        ):
+    def _take(self, gradients, states, names):
+        """Builds Keras's step.
+
+        Returns:
+          Whether the gradients count, and whether the state does.
+        """
+        engine, always = self._engine, tf.constant(True)
+        if not engine.check.looks:
             self._apply(*gradients)
-            return counts
-        gradients, counts = engine.check.checked(
-            gradients,
+            return always, always
+        # A loss scale overflows on purpose, and has to see it.
+        if isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):
+            finite = own_state.checked(engine.check, states, names)
+            self._apply(*gradients)
+            return always, finite
+        checked, counts = engine.check.checked(
+            [*gradients, *states],
             list,
-            [v.name for v in self._plain],
+            [*(v.name for v in self._plain), *names],
             lambda tensors: [tf.zeros_like(tensor) for tensor in tensors],
         )
+        gradients = checked[: len(gradients)]
         branches.choose(counts, self._apply, lambda *tensors: [], gradients)
-        return counts
+        return counts, counts
 
     def _apply(self, *gradients):
         engine = self._engine

@@ -1,0 +1,110 @@
+"""State that a step assigns is as if there were no batches with NaN."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+
+STRATEGIES = ["PeerToPeerStrategy", "GossipStrategy"]
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(24, 4)).astype("float32")
+BAD = X.copy()
+BAD[9, 2] = np.nan  # In the second of three batches.
+
+
+def fitted(name, x, nonfinite="drop", wrap=lambda one: one, **settings):
+    """The weights and counts after an epoch, one batch after the other."""
+    strategy = getattr(tfdist, name)(seed=1, nonfinite=nonfinite)
+    with strategy.scope():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential(
+            [
+                keras.Input([4]),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dense(1),
+            ]
+        )
+        optimizer = wrap(keras.optimizers.SGD(0.125))
+        model.compile(optimizer, "mse", **settings)
+    y = np.ones([len(x), 1], "float32")
+    model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+    return model.get_weights(), strategy
+
+
+WAYS = {
+    "graph": {},
+    "eager": {"run_eagerly": True},
+    "several": {"steps_per_execution": 3},
+    "jit": {"jit_compile": True},
+    "scaled": {
+        "wrap": lambda one: keras.optimizers.LossScaleOptimizer(
+            one, initial_scale=8.0
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_moving_statistics_are_those_without_the_bad_batch(name, way):
+    found, strategy = fitted(name, BAD, **WAYS[way])
+    good = np.concatenate([X[:8], X[16:]])
+    # The loss scale is halved, which leaves the gradients as they are.
+    expected, _ = fitted(name, good, **WAYS[way])
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+    (counts,) = strategy.gradient_counts().values()
+    assert counts["nonfinite"] == (0 if way == "scaled" else 1)
+
+
+@pytest.mark.parametrize("way", ["graph", "scaled"])
+def test_it_is_an_error_where_that_is_asked_for(way):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="moving_mean"):
+        fitted("PeerToPeerStrategy", BAD, nonfinite="fail", **WAYS[way])
+
+
+def test_nothing_is_checked_where_that_is_asked_for():
+    weights, _ = fitted("PeerToPeerStrategy", BAD, nonfinite="ignore")
+    assert not any(np.isfinite(one).all() for one in weights[2:4])
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+@pytest.mark.parametrize("after", [False, True])
+def test_state_of_a_loop_is_checked_before_and_after_the_optimizer(
+    eagerly, after
+):
+    strategy = tfdist.PeerToPeerStrategy()
+    gradients = [1.0, np.nan, 2.0]
+    with strategy.scope():
+        weight = keras.Variable([0.0])
+        layer = keras.layers.Layer()
+        total, steps = (
+            layer.add_weight([1], "zeros", dtype, trainable=False)
+            for dtype in ("float32", "int32")
+        )
+        optimizer = keras.optimizers.SGD(1.0)
+
+    def count(x):
+        total.assign(total + x)
+        steps.assign(steps + 1)
+
+    def step(x):
+        if not after:
+            count(x)
+        # With state after it, the optimizer's gradient is finite.
+        gradient = tf.ones_like(x) if after else x
+        optimizer.apply([gradient], [weight])
+        if after:
+            count(x)
+
+    def run(x):
+        strategy.run(step, (x,))
+
+    run = run if eagerly else tf.function(run)
+    for gradient in gradients:
+        run(tf.constant([gradient], tf.float32))
+    assert total.value.numpy() == 3.0
+    assert steps.value.numpy() == 2
+    assert weight.value.numpy() == -3.0
