@@ -108,3 +108,29 @@ def test_state_of_a_loop_is_checked_before_and_after_the_optimizer(
     assert total.value.numpy() == 3.0
     assert steps.value.numpy() == 2
     assert weight.value.numpy() == -3.0
+
+
+class Sum(keras.losses.Loss):
+    """The sum of outputs: its gradient is the data."""
+
+    def call(self, y_true, y_pred):
+        """Returns it, for each example."""
+        return keras.ops.sum(y_pred, -1)
+
+
+@pytest.mark.parametrize("name", ["AllReduceStrategy", *STRATEGIES])
+def test_an_update_of_several_batches_takes_the_next_for_a_bad_one(name):
+    strategy = getattr(tfdist, name)()
+    with strategy.scope():
+        layer = keras.layers.Dense(
+            1, use_bias=False, kernel_initializer="zeros"
+        )
+        model = keras.Sequential([keras.Input([1]), layer])
+        optimizer = keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
+        model.compile(optimizer, Sum())
+    weights = []
+    for x in (1.0, np.nan, 3.0, 5.0):
+        batch = np.array([[x]], "float32")
+        model.train_on_batch(batch, np.ones_like(batch))
+        weights.append(model.get_weights()[0].item())
+    assert weights == [0.0, 0.0, -2.0, -2.0]
