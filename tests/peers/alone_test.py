@@ -12,9 +12,11 @@ import tensorflow as tf
 from tests.all_reduce import programs as all_reduce_programs
 from tests.peers import programs
 import tfdist
+from tfdist import cluster
 from tfdist.all_reduce import collectives
 from tfdist.all_reduce import tail
 from tfdist.all_reduce.consistency import Moment
+from tfdist.peers import roster as roster_lib
 
 TAU = 2.0**-4
 
@@ -193,7 +195,9 @@ def test_a_call_of_fit_that_was_stopped_leaves_the_one_around_it(name):
     model = programs.model_of(strategy)
     engine = strategy._engine
     engine.collectives = engine.consistency._collectives = Meetings()
-    engine.roster = types.SimpleNamespace(others=[1], given_up_by=None)
+    engine.roster = types.SimpleNamespace(
+        others=[1], given_up_by=None, late=set()
+    )
     engine.admission = types.SimpleNamespace(look=lambda: None)
     engine._look = lambda: None
     for moment, told in (
@@ -208,6 +212,31 @@ def test_a_call_of_fit_that_was_stopped_leaves_the_one_around_it(name):
         else:
             engine.adopt_model(moment, model)
         assert engine.read_told()[1] == told
+
+
+@pytest.mark.parametrize("name", ["PeerToPeerStrategy", "GossipStrategy"])
+def test_who_has_joined_is_not_stopped_early_in_later_calls_of_fit(name):
+    strategy = getattr(tfdist, name)()
+    model = programs.model_of(strategy)
+    weights_after(model, 1)
+    engine = strategy._engine
+    stopped = []
+    (channel,) = engine.channels
+    channel.transport = types.SimpleNamespace(
+        stop=lambda number, workers: stopped.append(set(workers))
+    )
+    engine.collectives = engine.consistency._collectives = Meetings()
+    engine.admission = types.SimpleNamespace()
+    addresses = [f"localhost:{port}" for port in range(1, 4)]
+    config = cluster.ClusterConfig({"worker": addresses}, "worker", 0)
+    engine.roster = roster_lib.Roster(config, "test")
+    for joins in (True, False):
+        engine.adopt_model(Moment.FIT, model)
+        if joins:
+            engine.roster.admit(1, 5)
+        engine._is_over = True
+        engine.stop_joiners()
+    assert stopped == [{1}, set()]
 
 
 def _several():

@@ -248,6 +248,8 @@ class PeerEngine(engine_lib.Engine):
             # one around it.
             self.fit_number = self.collectives.number
         if begins:
+            # All begin together.
+            self.roster.late.clear()
             self._open()
 
     def _join(self, model):
@@ -301,18 +303,18 @@ class PeerEngine(engine_lib.Engine):
         self._strategy().state.restore(saved)
 
     def stop_joiners(self):
-        """Tells those that have joined to stop, when this leader's data ended.
+        """Tells those that have begun later to stop, if this one leads.
 
-        They have begun their data later than the others.
+        This worker's data has ended.
         """
         roster = self.roster
         first = min(
-            {roster.worker_id, *roster.live} - roster.joined, default=None
+            {roster.worker_id, *roster.live} - roster.late, default=None
         )
         if not self._is_over or first != roster.worker_id:
             return
         for one in self.channels:
-            one.transport.stop(self.fit_number, roster.joined)
+            one.transport.stop(self.fit_number, roster.late)
 
     def end_epoch(self):
         """Compares replicas with checksums; see `EpochCheck`."""

@@ -44,6 +44,8 @@ class Roster:
         self.known = {self.worker_id: self.incarnation}
         # Workers that have come while the others trained.
         self.joined = set()
+        # Those of them that have begun this call of `fit` later than others.
+        self.late = set()
         # Whether this worker joins the first ones.
         self.comes_later = False
         self._lost = {}
@@ -108,6 +110,7 @@ class Roster:
             self._lost.pop(worker, None)
             self.known[worker] = incarnation
             self.joined.add(worker)
+            self.late.add(worker)
             self.post()
         logging.warning("%s joins the training.", self.names[worker])
 
