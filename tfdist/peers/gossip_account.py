@@ -56,20 +56,23 @@ class GossipAccount:
         ]
         self._counts.scatter_add(tf.IndexedSlices(tf.stack(row), worker))
 
-    def build_gain(self, worker, change, is_finite):
+    def build_gain(self, worker, change, is_gain):
         """Builds the note of what has come from a worker.
 
         Args:
           worker: Scalar int64, its number.
-          change: Half of the difference of both vectors; zeros if it was not
-            finite.
-          is_finite: Scalar bool.
+          change: Half of the difference of both vectors; zeros if the exchange
+            was declined.
+          is_gain: Whether it was not, scalar bool.
         """
         total = tf.reduce_sum(tf.cast(change, tf.float64))
         self._gained.scatter_add(tf.IndexedSlices(total, worker))
         square = tf.cast(tf.reduce_sum(tf.square(change)), tf.float64)
-        self._distance.assign(2.0 * tf.sqrt(square), read_value=False)
-        self.build_count(worker, {DECLINED: ~is_finite})
+        distance = tf.where(
+            is_gain, 2.0 * tf.sqrt(square), self._distance.read_value()
+        )
+        self._distance.assign(distance, read_value=False)
+        self.build_count(worker, {DECLINED: ~is_gain})
 
     @property
     def counts(self):
@@ -83,5 +86,5 @@ class GossipAccount:
 
     @property
     def distance(self):
-        """Euclidean distance from the other worker in the last exchange."""
+        """Distance from the other worker in the last exchange that counted."""
         return float(self._distance.numpy())

@@ -35,10 +35,12 @@ from tfdist.peers import neighbours
 from tfdist.peers import rate_news
 
 # Places in a header of what `messages` has no names for: the receiver, the
-# number of the request that this replies to (0 in a request), and in the place
-# of a scale when the chief had the learning rate, see `rate_news`.
+# number of the request that this replies to (0 in a request), in the place of a
+# scale when the chief had the learning rate, see `rate_news`, and in that of a
+# checksum whether this declines the request.
 TO, REPLIES_TO = messages.SEEN, messages.SEEN + 1
 RATE_TIME = messages.SCALE
+DECLINES = messages.SUM
 
 
 class GossipChannel:
@@ -91,7 +93,9 @@ class GossipChannel:
         # Functions of their own: else TensorFlow takes the shapes that they
         # expect for those of all messages, and counts wrong bytes.
         self._serve = _function(self._build_serve, scalar, scalar, any_vector)
-        self._finish = _function(self._build_finish, scalar, any_vector)
+        self._finish = _function(
+            self._build_finish, scalar, any_vector, tf.TensorSpec([], tf.bool)
+        )
         # The same: all of each happens under the lock.
         self._end_step_locked = _function(
             self._build_end_step, vector, tf.TensorSpec([], tf.float64)
@@ -183,7 +187,8 @@ class GossipChannel:
             to = neighbours.build_neighbour(self._seed, step, candidates)
             half = 0.5 * self._flat.read_value()
             self._lent.assign(half, read_value=False)
-            number, size = self._put(to, tf.zeros([], tf.int64), half)
+            zero = tf.zeros([], tf.int64)
+            number, size = self._put(to, zero, zero, half)
             self._request.assign(tf.stack([number, to, step]))
             self.account.build_count(to, {gossip_account.BEGUN: 1})
             return size
@@ -192,7 +197,7 @@ class GossipChannel:
             tf.size(candidates) > 0, ask, lambda: tf.zeros([], tf.int64)
         )
 
-    def _put(self, to, replies_to, vector):
+    def _put(self, to, replies_to, declines, vector):
         """Builds the sending of a message; returns its number and bytes."""
         number = tf.convert_to_tensor(self._sent.assign_add(1))
         roster = self._roster
@@ -208,6 +213,7 @@ class GossipChannel:
             messages.KIND: tf.cast(message.kind, tf.int64),
             TO: to,
             REPLIES_TO: replies_to,
+            DECLINES: declines,
         }
         zero = tf.zeros([], tf.int64)
         length = messages.header_length(roster.num_workers)
@@ -280,7 +286,9 @@ class GossipChannel:
             lambda: zero,
         )
         staleness = tf.cond(
-            is_reply, lambda: self._finish(sender, values), lambda: zero
+            is_reply,
+            lambda: self._finish(sender, values, header[DECLINES] > 0),
+            lambda: zero,
         )
         flags = {
             gossip_account.ENDED: is_reply,
@@ -314,29 +322,31 @@ class GossipChannel:
             lambda: 0.5 * vector,
             lambda: vector - self._lent.read_value(),
         )
-        is_finite = self._gain(sender, half - given)
+        is_gain = self._gain(sender, half - given, tf.constant(False))
         # What is not finite goes back as it came, and changes nobody.
-        _, size = self._put(sender, number, tf.where(is_finite, given, half))
+        declines = tf.cast(~is_gain, tf.int64)
+        reply = tf.where(is_gain, given, half)
+        _, size = self._put(sender, number, declines, reply)
         return size
 
-    def _build_finish(self, sender, half):
+    def _build_finish(self, sender, half, is_declined):
         """Builds the end of an exchange; returns its duration in steps."""
         half = tf.ensure_shape(half, [self.group.size])
-        self._gain(sender, half - self._lent.read_value())
+        self._gain(sender, half - self._lent.read_value(), is_declined)
         began = self._request.read_value()[2]
         self._request.assign(tf.zeros([3], tf.int64), read_value=False)
         # The step that ends next is one of them.
         return self._steps.read_value() + 1 - began
 
-    def _gain(self, sender, change):
+    def _gain(self, sender, change, is_declined):
         """Builds the addition of what has come from a worker, if finite."""
         total = tf.reduce_sum(tf.cast(change, tf.float64))
-        is_finite = tf.math.is_finite(total)
-        change = tf.where(is_finite, change, tf.zeros_like(change))
+        is_gain = tf.math.is_finite(total) & ~is_declined
+        change = tf.where(is_gain, change, tf.zeros_like(change))
         self._flat.assign_add(change, read_value=False)
         self._added.assign_add(change, read_value=False)
-        self.account.build_gain(sender, change, is_finite)
-        return is_finite
+        self.account.build_gain(sender, change, is_gain)
+        return is_gain
 
     # Between steps.
 

@@ -76,8 +76,8 @@ class GossipStrategy(among_peers.StrategyAmongPeers):
     def consensus_distance(self) -> float:
         """Returns the Euclidean distance between two workers' parameters.
 
-        Of this worker and the one of its last exchange, at that moment; 0.0
-        before the first.
+        Of this worker and the one of its last exchange that was not declined,
+        at that moment; 0.0 before the first.
         """
         return self._engine.distance
 
