@@ -239,6 +239,36 @@ def test_who_has_joined_is_not_stopped_early_in_later_calls_of_fit(name):
     assert stopped == [{1}, set()]
 
 
+def test_weights_that_code_sets_are_known_however_it_sets_them(tmp_path):
+    strategy = tfdist.PeerToPeerStrategy()
+    model = programs.model_of(strategy)
+    weights_after(model, 1)
+    (weights,) = model.trainable_variables
+    checkpoint = tf.train.Checkpoint(model=model)
+    path = checkpoint.write(str(tmp_path / "checkpoint"))
+    halve = tf.function(lambda: weights.assign(0.5 * weights))
+    check = strategy._engine.check_of_epochs
+    for set_weights in (
+        lambda: weights.assign(weights + 1.0),
+        halve,
+        halve,  # This time it is not traced.
+        lambda: checkpoint.read(path),
+    ):
+        check.begin_all()
+        weights_after(model, 1)
+        assert not check.has_written
+        set_weights()
+        assert check.has_written
+    # As other workers do, whose values it has.
+    x, y = (np.float32(factor)[None] for factor in programs._factors(0))
+    model.evaluate(x, y, verbose=0)
+    check.begin_all()
+    with strategy._engine.applying():
+        halve_again = tf.function(lambda: weights.assign(0.5 * weights))
+        halve_again()
+    assert not check.has_written
+
+
 def _several():
     pick = keras.optimizers.OptimizerMap(keras.optimizers.SGD())
     return keras.optimizers.MultiOptimizer(pick)

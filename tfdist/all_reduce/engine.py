@@ -35,7 +35,8 @@ class Engine:
       fits: The `FitCalls`.
       journal: The `StepJournal`.
       wrote: A variable: 1.0 if this worker's code has assigned shared
-        variables eagerly since its last step.
+        variables eagerly since its last step. Where workers send each other
+        updates: weights, since the `EpochCheck` began, and in graphs as well.
       is_applying: Whether Keras's own step is under way.
       evaluations_assign: Whether steps of an evaluation or prediction assign
         shared variables, on this worker alone.

@@ -134,6 +134,12 @@ class WorkerVariable(private_tensorflow.ResourceVariable):
         stock = super().__tf_tracing_type__(context)
         return one_replica.OwnTraceType(self, stock)
 
+    def _restore_from_tensors(self, restored_tensors):
+        # A `tf.train.Checkpoint` does not call `assign`.
+        if self.kind is not Kind.OWN and not self._engine.is_in_step:
+            self._engine.before_assignment(self)
+        return super()._restore_from_tensors(restored_tensors)
+
     def _read_variable_op(self, no_copy=False):
         if self.files.is_shared:
             if tf.executing_eagerly():

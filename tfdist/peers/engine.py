@@ -189,7 +189,8 @@ class PeerEngine(engine_lib.Engine):
         if self.is_applying:
             return
         if self._step is None:
-            self.check_of_epochs.has_written |= variable.trainable
+            if variable.trainable:
+                self.check_of_epochs.build_written()
             return
         if not one_replica.is_trainable(variable):
             # Such as moving statistics, or a teacher's weights, which follow
@@ -417,25 +418,17 @@ class PeerEngine(engine_lib.Engine):
           A dict: see `PeerToPeerStrategy.update_counts`.
         """
         names = self.roster.names
-        result = {
-            "sent": 0,
-            "delivered": dict.fromkeys(names, 0),
-            "lost": dict.fromkeys(names, 0),
-            "repeated": dict.fromkeys(names, 0),
-            "applied": dict.fromkeys(names, 0),
-            "missed": dict.fromkeys(names, 0),
-            "duplicates": dict.fromkeys(names, 0),
-            "foreign": dict.fromkeys(names, 0),
-            "before": dict.fromkeys(names, 0),
-            "fetched": dict.fromkeys(names, 0),
-            "earlier": dict.fromkeys(names, 0),
-        }
         columns = {
             "applied": account.APPLIED,
             "missed": account.MISSED,
             "duplicates": account.DUPLICATES,
             "foreign": account.FOREIGN,
         }
+        of_senders = "delivered", "lost", "repeated"
+        kept = "before", "fetched", "earlier"
+        result = {"sent": 0}
+        for key in (*of_senders, *columns, *kept):
+            result[key] = dict.fromkeys(names, 0)
         for counted, senders in self._counted.values():
             result["sent"] += int(counted.own.numpy()[0])
             counts = counted.counts.numpy()
@@ -447,10 +440,9 @@ class PeerEngine(engine_lib.Engine):
                 result["fetched"][name] += counted.fetched[worker]
                 result["earlier"][name] += counted.earlier[worker]
             for sender in senders:
-                name = names[sender.worker]
-                result["delivered"][name] += sender.delivered
-                result["lost"][name] += sender.lost
-                result["repeated"][name] += sender.repeated
+                for key in of_senders:
+                    number = getattr(sender, key)
+                    result[key][names[sender.worker]] += number
         for key in set(result) - {"sent"}:
             del result[key][names[self.roster.worker_id]]
         return result

@@ -34,8 +34,7 @@ _DEVIATIONS = 8.0
 class NoEpochCheck:
     """For workers that send each other no updates."""
 
-    has_written = False
-    begin = begin_all = end_epoch = nothing
+    begin = begin_all = end_epoch = build_written = nothing
 
 
 class EpochCheck:
@@ -52,8 +51,15 @@ class EpochCheck:
         # By channel: the checksum, number of updates, and norm at first.
         self._first = {}
         self._epochs = 0
-        # Whether code of this worker's has set weights.
-        self.has_written = False
+
+    def build_written(self):
+        """Builds the note that code of this worker's sets weights."""
+        self._engine.wrote.assign(1.0, read_value=False)
+
+    @property
+    def has_written(self):
+        """Whether it has done so since the checksums began."""
+        return bool(self._engine.wrote.numpy())
 
     def begin(self, lane, channel):
         """Notes what a replica is now.
@@ -71,7 +77,7 @@ class EpochCheck:
 
     def begin_all(self):
         """Notes what all replicas are now."""
-        self.has_written = False
+        self._engine.wrote.assign(0.0)
         for lane in self._engine.lanes:
             for channel in lane.channels:
                 self.begin(lane, channel)
