@@ -80,9 +80,9 @@ def test_rows_of_before_a_server_died_count_where_nobody_was_heard_since(
             return table.build_rows()
 
     @tf.function(autograph=False, input_signature=table.put_back_signature())
-    def put_back(rows, then):
+    def put_back(index, rows, then):
         with tf.device(DEVICE):
-            table.build_put_back(rows, then)
+            table.build_put_back(index, rows, then)
 
     def values(state, arrivals, life):
         made = np.zeros([member_table.WRITTEN])
@@ -101,7 +101,7 @@ def test_rows_of_before_a_server_died_count_where_nobody_was_heard_since(
     write(2, values(states.ALIVE, 0, life=10.0))
     now.assign(2001.0)
     for _ in range(2):
-        put_back(*kept)
+        put_back(0, *kept)
     assert [
         (m.state, m.arrivals, m.life, m.silent_for) for m in table.read()
     ] == [
@@ -110,12 +110,17 @@ def test_rows_of_before_a_server_died_count_where_nobody_was_heard_since(
         (states.ALIVE, 0, 10.0, 1.0),
         (states.UNKNOWN, 0, 0.0, float("inf")),
     ]
-    assert [m.life for m in table.read_former()] == [7.0, 8.0, 9.0, 0.0]
+    former, has_told = table.read_former()
+    assert [m.life for m in former] == [7.0, 8.0, 9.0, 0.0]
+    # Who is not there has nothing to tell.
+    assert has_told == [True, False, False, True]
     with tf.device(DEVICE):
-        seen, entered, _, _ = table.build_attendance(2)
+        _, entered, _, _ = table.build_attendance(2)
         assert table.build_enlisted(4, initial_workers=3) == 2.0
-    assert (seen - entered).numpy().tolist() == [5.0, 5.0]
+    # They came when they came.
+    assert entered.numpy().tolist() == [995.0, 995.0]
     # What is heard of a member counts as ever.
     write(1, values(states.ALIVE, 0, life=11.0))
-    put_back(*kept)
+    put_back(1, *kept)
     assert table.read()[1].life == 11.0
+    assert table.read_former()[1] == [True, True, False, True]

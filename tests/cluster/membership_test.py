@@ -31,6 +31,9 @@ def no_rows():
     return np.zeros([1, member_table._COLUMNS]), 0.0
 
 
+no_rows.life = 1
+
+
 def test_nobody_waits_for_a_heartbeat_to_where_a_server_was(monkeypatch):
     is_there, goes_on = threading.Event(), threading.Event()
     waited, written = [], []
@@ -40,13 +43,16 @@ def test_nobody_waits_for_a_heartbeat_to_where_a_server_was(monkeypatch):
         if not signature:
             return no_rows
 
-        def write(values):
+        def write(values, *rest):
+            if rest:
+                return  # Rows that are put back.
             if client.address == NEW:
                 written.append(values)
             elif not is_there.is_set():
                 is_there.set()
                 waited.append(goes_on.wait(120.0))
 
+        write.close = lambda: None
         return write
 
     monkeypatch.setattr(server_client.ServerClient, "function", function)
@@ -253,21 +259,29 @@ def test_a_process_that_was_lost_with_the_first_server_is_told_of(monkeypatch):
     """Its worker's next one is there before another member can tell."""
     device = "/job:localhost/replica:0/task:0/device:CPU:0"
 
-    def function(client, build, signature, any_life=False):
-        del client, any_life
+    class Function:
+        life = 1
 
-        @functools.partial(
-            tf.function, input_signature=signature, autograph=False
-        )
-        def built(*arguments):
-            with tf.device(device):
-                return build(*arguments) or []
+        def __init__(self, client, build, signature, any_life=False):
+            del client, any_life
 
-        def call(*arguments):
-            return [tensor.numpy() for tensor in built(*arguments)]
+            @functools.partial(
+                tf.function, input_signature=signature, autograph=False
+            )
+            def built(*arguments):
+                with tf.device(device):
+                    return build(*arguments) or []
 
-        call.close = lambda: None
-        return call
+            self._built = built
+
+        def __call__(self, *arguments):
+            return [tensor.numpy() for tensor in self._built(*arguments)]
+
+        def close(self):
+            pass
+
+    def function(*arguments):
+        return Function(*arguments)
 
     monkeypatch.setattr(server_client.ServerClient, "function", function)
     monkeypatch.setattr(sessions, "listens", lambda *_: True)
@@ -294,14 +308,16 @@ def test_a_process_that_was_lost_with_the_first_server_is_told_of(monkeypatch):
     )
     lost._stop.set()
     lost._threads[0].join(60.0)
-    going._may_lack = True  # As it is told by the server's life.
-    table.create()
-    back = membership_lib.Membership(other, [device])
-    back.wait_until_entered(60.0, mend=lambda: None)
-    back.find_former()
-    assert back.former.state == member_table.MemberState.UNKNOWN
-    going.reconnected(chief, [2])
-    going.enter_again()
+    with going._keeping:
+        Function.life = 2
+        table.create()
+        back = membership_lib.Membership(other, [device])
+        back.wait_until_entered(60.0, mend=lambda: None)
+        monkeypatch.setattr(membership_lib, "_TOLD_SECONDS", 0.0)
+        back.find_former()
+        assert back.former.state == member_table.MemberState.UNKNOWN
+    # The other tells with a heartbeat, whatever its main thread does.
+    monkeypatch.setattr(membership_lib, "_TOLD_SECONDS", 60.0)
     back.find_former()
     assert (back.former.word.epoch, back.former.word.batch) == (50, 3)
     assert back.former.life == lost._life

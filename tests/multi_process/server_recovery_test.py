@@ -71,14 +71,17 @@ def test_servers_are_restored_from_the_newest_replica(cluster):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize(("index", "num_ps", "hold"), [(0, 2, 0), (1, 1, 70)])
 def test_a_worker_that_died_with_the_first_server_goes_on_where_it_was(
-    cluster, index
+    cluster, index, num_ps, hold
 ):
-    """The other one tells the new server where that was."""
-    made = cluster(num_ps=2, num_workers=2)
-    training = {"steps_per_epoch": 20, "epochs": 10**6, "pace": 0.05}
-    servers, workers = start_training(made, **training)
+    """The other one tells the new server where that was.
+
+    Also if it does something else meanwhile.
+    """
+    made = cluster(num_ps=num_ps, num_workers=2)
+    training = {"steps_per_epoch": 20, "epochs": 10**6, "hold": hold}
+    servers, workers = start_training(made, pace=0.05, **training)
     for worker in workers:
         worker.wait_for_steps(70)
     servers[0].kill()
@@ -90,10 +93,16 @@ def test_a_worker_that_died_with_the_first_server_goes_on_where_it_was(
         "failure_tasks:train",
         value=1.0,
         until="stop",
+        pace=0.05,
         **training,
     )
+    again.expect("connected")
+    if hold:
+        first = again.expect(r"begins epoch (\d+)")
+        made.tell("go on")
     workers[1 - index].expect(r"goes on after [\d.]+ s without /job:ps")
-    first = again.expect(r"begins epoch (\d+)")
+    if not hold:
+        first = again.expect(r"begins epoch (\d+)")
     assert int(first[1]) >= 2
     again.wait_for_steps(5)
     made.tell("stop")

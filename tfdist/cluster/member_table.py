@@ -7,7 +7,6 @@ over.
 
 import dataclasses
 import enum
-import functools
 
 import tensorflow as tf
 
@@ -17,6 +16,8 @@ from tfdist.cluster import step_figures
 _NAME = "tfdist/members"
 # Of the same form: rows that a server had before it was started again.
 _FORMER_NAME = "tfdist/former_members"
+# Of each member, the process that has put back what it knew of such rows.
+_TOLD_NAME = "tfdist/told_members"
 # State, seen, arrivals, entered, life; what it tells of its training; its
 # figures.
 _OWN_COLUMNS = 5
@@ -93,11 +94,9 @@ class MemberTable:
         self._device = device
         self._names = names
         self._create = tf.function(self._build_create, autograph=False)
-        self._read, self._read_former = (
-            tf.function(
-                functools.partial(self._build_read, name), autograph=False
-            )
-            for name in (_NAME, _FORMER_NAME)
+        self._read = tf.function(self._build_read, autograph=False)
+        self._read_former = tf.function(
+            self._build_read_former, autograph=False
         )
         self._excuse = tf.function(self._build_excuse, autograph=False)
 
@@ -110,11 +109,14 @@ class MemberTable:
         return self.members(*(tensor.numpy() for tensor in self._read()))
 
     def read_former(self):
-        """The rows of before the server was started again, as `read`.
+        """Looks for rows of before the server was started again.
 
-        Those that members have put back; of others nothing is known.
+        Returns:
+          The rows that members have put back, as `read`; and of each member
+          whether it has put back what it knew, a list of bool.
         """
-        return self.members(*(tensor.numpy() for tensor in self._read_former()))
+        rows, now, has_told = (t.numpy() for t in self._read_former())
+        return self.members(rows, now), has_told.tolist()
 
     def excuse(self, seconds):
         """Takes a pause of the server's out of the members' silence.
@@ -152,11 +154,12 @@ class MemberTable:
     def put_back_signature(self):
         """The signature of `build_put_back`, a list of `tf.TensorSpec`."""
         return [
+            tf.TensorSpec([], tf.int32),
             tf.TensorSpec([len(self._names), _COLUMNS], tf.float64),
             tf.TensorSpec([], tf.float64),
         ]
 
-    def build_put_back(self, rows, then):
+    def build_put_back(self, index, rows, then):
         """Builds, in the scope's device: rows of before its server died.
 
         They count where a member has not been heard of since. Of one that has
@@ -164,20 +167,27 @@ class MemberTable:
         then to now is nobody's silence.
 
         Args:
-          rows: What `build_rows` had read, a float64 matrix.
+          index: Number of the row of the member that tells.
+          rows: What `build_rows` had read, a float64 matrix; zeros for nothing.
           then: The time on the server with it.
         """
         known = rows[:, 0] > 0.0
         later = tf.where(known, tf.timestamp() - then, 0.0)
-        times = tf.one_hot([_SEEN, _ENTERED], _COLUMNS, dtype=tf.float64)
-        rows += later[:, None] * tf.reduce_sum(times, 0)
+        rows += later[:, None] * tf.one_hot(_SEEN, _COLUMNS, dtype=tf.float64)
+        life, done = self._build_all()[index, _LIFE], []
         for name in (_NAME, _FORMER_NAME):
             lacking = known & tf.equal(self._build_all(name)[:, 0], 0.0)
             indices = tf.where(lacking)[:, 0]
+            done.append(
+                tf.raw_ops.ResourceScatterUpdate(
+                    resource=self._handle(name),
+                    indices=indices,
+                    updates=tf.gather(rows, indices),
+                )
+            )
+        with tf.control_dependencies(done):
             tf.raw_ops.ResourceScatterUpdate(
-                resource=self._handle(name),
-                indices=indices,
-                updates=tf.gather(rows, indices),
+                resource=self._told(), indices=[index], updates=[life]
             )
 
     def build_rows(self, name=_NAME):
@@ -255,14 +265,24 @@ class MemberTable:
             shared_name=name,
         )
 
+    def _told(self):
+        return tf.raw_ops.VarHandleOp(
+            dtype=tf.float64, shape=[len(self._names)], shared_name=_TOLD_NAME
+        )
+
     def _build_create(self):
         empty = tf.zeros([len(self._names), _COLUMNS], tf.float64)
         with tf.device(self._device):
-            former = tf.raw_ops.AssignVariableOp(
-                resource=self._handle(_FORMER_NAME), value=empty
-            )
-            # Last: whoever finds this one finds the other, too.
-            with tf.control_dependencies([former]):
+            before = [
+                tf.raw_ops.AssignVariableOp(
+                    resource=self._handle(_FORMER_NAME), value=empty
+                ),
+                tf.raw_ops.AssignVariableOp(
+                    resource=self._told(), value=empty[:, 0]
+                ),
+            ]
+            # Last: whoever finds this one finds the others, too.
+            with tf.control_dependencies(before):
                 tf.raw_ops.AssignVariableOp(
                     resource=self._handle(), value=empty
                 )
@@ -281,12 +301,24 @@ class MemberTable:
                 * tf.one_hot(_SEEN, _COLUMNS, dtype=tf.float64),
             )
 
-    def _build_read(self, name):
+    def _build_read(self):
         with tf.device(self._device):
-            rows, now = self.build_rows(name)
+            rows, now = self.build_rows()
         # Copied to the caller: no eager tensor may live on a server.
         with tf.device(_here()):
             return tf.identity(rows), now + 0.0
+
+    def _build_read_former(self):
+        with tf.device(self._device):
+            told = tf.raw_ops.ReadVariableOp(
+                resource=self._told(), dtype=tf.float64
+            )
+            has_told = tf.equal(told, self._build_all()[:, _LIFE])
+            # After it: what they have told is there.
+            with tf.control_dependencies([has_told]):
+                rows, now = self.build_rows(_FORMER_NAME)
+        with tf.device(_here()):
+            return tf.identity(rows), now + 0.0, tf.identity(has_told)
 
 
 def parse(names, rows, now):

@@ -25,9 +25,11 @@ from tfdist.cluster import waiting
 # Between attempts to enter the table of a server that has none yet.
 _RETRY_SECONDS = 0.1
 _MEND_SECONDS = 3.0
-# Each member keeps the first server's table with every beat, where it has as
-# few rows as this; else more seldom, for the sake of the server.
+# Each member keeps the first server's table with every beat, where it has no
+# more rows than this; else more seldom, for the sake of the server.
 _ROWS_PER_BEAT = 16
+# How long a new process waits for members to tell of its earlier one.
+_TOLD_SECONDS = 10.0
 # How long a worker that ends waits for a heartbeat that is under way: since
 # the server's last answer, and at least for the second.
 _ANSWER_SECONDS = 10.0
@@ -72,15 +74,16 @@ class Membership:
             [self._make_write(k, any_life) for k in range(len(devices))]
             for any_life in (False, True)
         )
-        table = self.tables[0]
-        self._look = self.clients[0].function(table.build_rows, [])
-        self._put_back = self.clients[0].function(
-            table.build_put_back, table.put_back_signature()
+        table, first = self.tables[0], self.clients[0]
+        self._look = first.function(table.build_rows, [])
+        # The first server's table for its next life: see `_keep`.
+        self._look_to_keep = first.function(table.build_rows, [], True)
+        self._put_back = first.function(
+            table.build_put_back, table.put_back_signature(), True
         )
-        # Rows of the first server's table and its time, as seen last; None
-        # before. And whether this process has connected to a server that may
-        # lack some of them.
-        self._kept, self._may_lack = None, False
+        # Its rows and its time, as seen last, and the life that it was in.
+        self._kept = self._life_kept = None
+        self._keeping = threading.Lock()
         self._beats_to_keep = 0
         self.former = None
         self.is_foreign = False
@@ -99,7 +102,7 @@ class Membership:
         self._known, self._missed = {}, {}
         # By server: when it last answered.
         self._answered = [self._began for _ in self.tables]
-        self.on_beat = [self._keep]
+        self.on_beat = []
         self._stop = threading.Event()
         # By server; set once this worker is in its table.
         self._entered = {name: threading.Event() for name in config.ps_names}
@@ -124,6 +127,8 @@ class Membership:
         while not self._stop.is_set():
             if self._write(server, entered.is_set()):
                 entered.set()
+                if not server:
+                    self._call(self._keep_with_a_beat)
             self._behind.discard(server)
             if not server:
                 self._call_on_beat()
@@ -150,13 +155,16 @@ class Membership:
 
     def _call_on_beat(self):
         for function in list(self.on_beat):
-            try:
-                function()
-            except tf.errors.OpError:
-                pass  # As in `_write`.
-            except Exception:
-                # The heartbeat goes on, or this worker would look dead.
-                logging.exception("A task of the heartbeat has failed.")
+            self._call(function)
+
+    def _call(self, function):
+        try:
+            function()
+        except tf.errors.OpError:
+            pass  # As in `_write`.
+        except Exception:
+            # The heartbeat goes on, or this worker would look dead.
+            logging.exception("A task of the heartbeat has failed.")
 
     def _write(self, server, has_entered):
         try:
@@ -185,25 +193,52 @@ class Membership:
         """Looks for this worker's earlier process once more.
 
         The first server, if it was started again as well, does not know of it
-        before another member has told.
+        before another member has told. Members that live do so with their next
+        heartbeat, and are waited for.
         """
         states = member_table.MemberState
         if self.former is None or self.former.state is not states.UNKNOWN:
             return
-        found = self.tables[0].read_former()[self.row]
+        end = time.monotonic() + _TOLD_SECONDS
+        found, has_told = self.tables[0].read_former()
+        while time.monotonic() < end and not all(
+            told or member.state is not states.ALIVE
+            for told, member in zip(has_told, self.read(), strict=True)
+        ):
+            time.sleep(_RETRY_SECONDS)
+            found, has_told = self.tables[0].read_former()
+        former = found[self.row]
         # Not this process, which has been there when the server died.
-        if found.life != self._life:
-            self.former = found
+        if former.life != self._life:
+            self.former = former
 
-    def _keep(self):
-        """Keeps the first server's table, for its next life."""
+    def _keep_with_a_beat(self):
         self._beats_to_keep -= 1
         if self._beats_to_keep > 0:
             return
-        rows, now = self._look()
-        if not self._may_lack:
-            self._kept = rows, now
-            self._beats_to_keep = 1 + len(rows) // _ROWS_PER_BEAT
+        rows = self._keep()
+        self._beats_to_keep = 1 + (len(rows) - 1) // _ROWS_PER_BEAT
+
+    def _keep(self):
+        """Keeps the first server's table, for its next life.
+
+        A server that was started again is told of members that it may not have
+        heard of: of who has left, and of where those are to go on that were
+        lost with it. At once: their next processes are about to look.
+
+        Returns:
+          The rows.
+        """
+        with self._keeping:
+            found, life = self._look_to_keep(), self._look_to_keep.life
+            if self._life_kept != life:
+                known = self._kept or (np.zeros_like(found[0]), 0.0)
+                self._put_back(self.row, *known)
+                # It is seldom called.
+                self._put_back.close()
+                found, life = self._look_to_keep(), self._look_to_keep.life
+            self._kept, self._life_kept = found, life
+            return found[0]
 
     def told(self):
         """Returns the `Word` that this worker tells of its training."""
@@ -258,7 +293,6 @@ class Membership:
                 "one does not do what strategies of tfdist ask for."
             ),
         )
-        self._may_lack = False
 
     def reconnected(self, config, lives=None):
         """This process has reconnected; threads may talk to servers.
@@ -267,7 +301,6 @@ class Membership:
           config: The `ClusterConfig` as it is now.
           lives: The servers' incarnations, None for those that they are in.
         """
-        self._may_lack = True
         lives = lives or [None] * len(self.clients)
         for server, (client, address, life) in enumerate(
             zip(self.clients, config.ps_addresses, lives, strict=True)
@@ -282,17 +315,11 @@ class Membership:
     def enter_again(self):
         """Enters this worker into all tables, one after the other.
 
-        The first server is told of members that it may not have heard of: of
-        who has left, and of where those are to go on that were lost with it.
-
         Raises:
           tf.errors.OpError: A server is not there, or not ready yet.
         """
-        if self._kept is not None:
-            self._put_back(*self._kept)
-            # It is seldom called.
-            self._put_back.close()
-        self._may_lack = False
+        if not self.is_foreign:
+            self._keep()
         for server in range(len(self.clients)):
             self._put(server, member_table.MemberState.ALIVE)
 

@@ -76,7 +76,10 @@ class ServerClient:
         self.address, self._life = address, life
 
     def open_session(self, graph, deadline, any_life):
-        """A session with the server, in the life that is known or in any.
+        """Opens a session with the server, in the life that is known or in any.
+
+        Returns:
+          The session, and the life.
 
         Raises:
           tf.errors.OpError: It is not there, or in another life.
@@ -104,7 +107,7 @@ class ServerClient:
         except BaseException:
             _close(session)
             raise
-        return session
+        return session, life
 
     def _life_of(self, session):
         mine = f"/job:ps/replica:0/task:{self.task}/"
@@ -129,10 +132,14 @@ class ServerFunction:
       build: See `ServerClient.function`.
       signature: The same.
       any_life: The same.
+
+    Attributes:
+      life: The server's, drawn when it started, of the last call; None before.
     """
 
     def __init__(self, client, build, signature, any_life):
         self._client, self._any_life = client, any_life
+        self.life = None
         device = f"/job:ps/replica:0/task:{client.task}/device:CPU:0"
 
         def built(*arguments):
@@ -200,7 +207,7 @@ class ServerFunction:
                 self._session = None
             if self._session is None:
                 self._address = self._client.address
-                self._session = self._client.open_session(
+                self._session, self.life = self._client.open_session(
                     self._graph, deadline, self._any_life
                 )
             return self._session
