@@ -377,6 +377,27 @@ class TrainingState(tf.train.experimental.PythonState):
         """Returns a saved slot of a correction on this worker, or None."""
         return self._array(key)
 
+    def look_ahead(self):
+        """Shows the look-ahead before a first step that runs eagerly.
+
+        It computes gradients before its optimizer begins.
+        """
+        corrector = self._runtime.corrector
+        if not (corrector.uses_lookahead and self._on_servers):
+            return
+        known = corrector.ledgers
+        variables = self._store.variables[: self._runtime.committed]
+        new = [
+            variable
+            for variable in variables
+            if variable.role is Role.PARAMETER and variable.ordinal not in known
+        ]
+        trained = saved_slots.by_optimizer(new, self._saved)
+        for counter in variables:
+            if counter.ordinal in trained:
+                ledger = self._runtime.coordination.prepare(counter)
+                corrector.prepare(ledger, trained[counter.ordinal])
+
     def show_ahead(self):
         """Called when a correction has got its slots on servers."""
         if self._saved is not None and self._on_servers:

@@ -121,8 +121,10 @@ class Coordination:
         counter = kwargs["counter"]
         ledger = None
         if counter is not None:
-            ledger = self._ledger_for(counter, kwargs["records"])
-            self._runtime.corrector.prepare(ledger, kwargs["records"])
+            records = kwargs["records"]
+            ledger = self._ledger_for(counter, records)
+            trained = [r.variable for r in records if r.is_gradient]
+            self._runtime.corrector.prepare(ledger, trained)
         return coordinated_exchange.CoordinatedExchange(
             ledger=ledger,
             method=self._method,

@@ -26,6 +26,8 @@ class NoCoordination:
     # Nobody is told that this worker comes or goes.
     watch = tick = leave = leave_if_over = leave_all_but = nothing
     stay_away = come_back = renew = let_go = were_freed = nothing
+    # There is no ledger.
+    prepare = nothing
 
     def __init__(self, gradient_counts, journal):
         self._gradient_counts = gradient_counts

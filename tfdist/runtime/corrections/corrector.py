@@ -208,18 +208,17 @@ class Corrector:
 
     # On a server.
 
-    def prepare(self, ledger, records):
+    def prepare(self, ledger, variables):
         """Makes the slots on the servers, where there are none yet.
 
         Args:
           ledger: The `Ledger`.
-          records: List of `Update` and `Mutation`.
+          variables: List of the variables that its optimizer trains.
         """
         new = [
-            record.variable
-            for record in records
-            if record.is_gradient
-            and self._ledgers.get(record.variable.ordinal) is not ledger
+            variable
+            for variable in variables
+            if self._ledgers.get(variable.ordinal) is not ledger
         ]
         if not new or self._correction.on_worker:
             return

@@ -180,6 +180,23 @@ def _saved_of(variable, saved):
     return found
 
 
+def by_optimizer(variables, saved):
+    """The variables that have saved slots, by their optimizers.
+
+    Args:
+      variables: List of `ReplicaVariable`.
+      saved: A `SavedState`.
+
+    Returns:
+      A dict of the ordinal of a step counter to a list of variables.
+    """
+    found = {}
+    for variable in variables:
+        for counter in _saved_of(variable, saved):
+            found.setdefault(int(counter), []).append(variable)
+    return found
+
+
 def of_worker(corrector):
     """Returns a correction's slots on this worker, a dict of key to array."""
     return {

@@ -58,6 +58,8 @@ class EagerSteps:
         """
         self._runtime.commit()
         if not self._runtime.local.keeps_own_values:
+            if not evaluates:
+                self._runtime.state.look_ahead()
             return EagerStep(self._runtime, self._functions)
         function = inspect.unwrap(function)
         function = getattr(function, "__func__", function)
