@@ -39,7 +39,7 @@ class Worker:
         with strategy.scope():
             self.own = [keras.Variable([0.0]) for _ in range(own_models)]
             self.variables = [keras.Variable([0.0]) for _ in range(2)]
-            self.optimizer = keras.optimizers.SGD()
+            self.optimizers = [keras.optimizers.SGD() for _ in range(2)]
         self.consistency = Consistency(zero and zero.consistency)
         engine = types.SimpleNamespace(
             roster=types.SimpleNamespace(others=[1]),
@@ -50,15 +50,16 @@ class Worker:
         self.collectives = engine.collectives
         self.first_steps = first_steps.FirstSteps(engine)
 
-    def train(self, *places):
+    def train(self, *places, optimizer=0):
         """Takes the first step for variables."""
         chosen = [self.variables[place] for place in places]
-        self.first_steps.begin(self.optimizer, chosen)
+        self.first_steps.begin(self.optimizers[optimizer], chosen)
 
     def fit(self):
         """All agree on the values of all variables."""
         self.collectives.number += 1
-        values = [variable.value for variable in self.variables]
+        counts = [one.iterations for one in self.optimizers]
+        values = [one.value for one in (*self.variables, *counts)]
         for value in values:
             value.is_agreed = True
         self.first_steps.note_agreed(values)
@@ -85,6 +86,13 @@ def test_another_order_or_set_of_variables_is_refused(fits, other):
         one.train(*other)
 
 
+def test_another_optimizer_is_refused():
+    zero, one = both()
+    zero.train(0)
+    with pytest.raises(ValueError, match="or of another one"):
+        one.train(0, optimizer=1)
+
+
 @pytest.mark.parametrize("fits", [False, True])
 def test_the_same_order_is_none_of_another(fits):
     zero, one = both()
@@ -94,6 +102,7 @@ def test_the_same_order_is_none_of_another(fits):
         worker.train(0)
         worker.train(1)
         worker.train(0, 1)
+        worker.train(0, 1, optimizer=1)
 
 
 def test_variables_of_a_fit_are_known_whatever_else_a_worker_has_made():

@@ -42,7 +42,8 @@ class Engine:
         shared variables, on this worker alone.
       update: The `UpdateBuilder` of the step that is being built, or None.
       variables: Weak references to all variables, in order of creation.
-      places: Counts those that are shared, of layers and own code.
+      places: Counts those that are shared, of layers and own code, and
+        optimizers.
     """
 
     def __init__(self, strategy, config, collectives, check, files):

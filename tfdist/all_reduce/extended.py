@@ -73,7 +73,7 @@ class AllReduceExtended(one_replica.WorkerExtended):
             kwargs.get("name"),
             engine.sums_own_gradients,
         )
-        if made.kind is variables.Kind.SHARED:
+        if made.kind is variables.Kind.SHARED or made.counts_steps:
             made.place = next(engine.places)
         one_replica.note_keras_variable(made)
         made.see_accumulation(maker)

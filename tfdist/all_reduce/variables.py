@@ -63,7 +63,8 @@ class WorkerVariable(private_tensorflow.ResourceVariable):
     def __init__(self, *, engine, kind, **kwargs):
         self._engine = engine
         self.kind = kind
-        # Of a shared one: its place among them, in order of creation.
+        # Of a shared one, and an optimizer's number of steps: its place among
+        # them, in order of creation.
         self.place = None
         # Whether all workers have held the same value of it.
         self.is_agreed = False
@@ -86,6 +87,12 @@ class WorkerVariable(private_tensorflow.ResourceVariable):
         """Whether it is a learning rate: the chief's counts for all."""
         is_rate = variable_names.leaf(self.name) == _RATE
         return is_rate and self.kind is Kind.OPTIMIZER
+
+    @property
+    def counts_steps(self):
+        """Whether it is an optimizer's number of steps."""
+        is_count = variable_names.leaf(self.name) == _STEPS
+        return is_count and self.kind is Kind.OPTIMIZER
 
     def see_accumulation(self, maker):
         """Notes which optimizer has made it, if that sums own gradients."""

@@ -22,7 +22,8 @@ class FirstSteps:
 
     Attributes:
       lanes: By lane, in order of creation: the numbers, in order of creation,
-        of the variables that it trains; a list of lists.
+        of its optimizer's count of steps and of the variables that it trains;
+        a list of lists.
       at_join: Those of a snapshot, the same.
       places: By number of a variable: the meeting in which all have agreed on
         its value, and its place there; a dict of lists.
@@ -45,22 +46,23 @@ class FirstSteps:
           ValueError: Another worker makes another lane.
         """
         variables = list(map(plain, variables))
-        numbers = self._engine.numbers_of(variables)
+        known = [plain(optimizer.iterations), *variables]
+        numbers = self._engine.numbers_of(known)
         if self.was_at_join(len(self.lanes)):
             is_same = self.at_join[len(self.lanes)] == numbers
         else:
-            is_same = self._is_same(numbers, variables)
+            is_same = self._is_same(numbers, known)
         if not is_same:
             names = ", ".join(v.name for v in variables[:_NAMES])
             raise ValueError(
                 f"Optimizer {optimizer.name!r} takes its first step for "
                 f"{names} ({len(variables)} variables), and other workers "
-                "take one for other variables. All workers must make the same "
-                "models in the same order, and must take in the same order "
-                "the first step of each optimizer and of each set of "
-                "variables that it trains: one of data on which a step "
-                "depends is not the same on all. If a step trains only a "
-                "part of a model, give the rest gradients of zero."
+                "take one for other variables, or of another one. All workers "
+                "must make the same models and optimizers in the same order, "
+                "and must take in the same order the first step of each "
+                "optimizer and of each set of variables that it trains. What "
+                "a step trains must not depend on a worker's data. If it "
+                "trains a part of a model, give the rest gradients of zero."
             )
         self.lanes.append(numbers)
 
@@ -74,7 +76,7 @@ class FirstSteps:
         # A worker may have made more models than the others, but those of a
         # `fit` are known by the meeting at its beginning.
         places = [
-            self.places.get(number, [0, variable.place])
+            self.places.get(number, [0, getattr(variable, "place", None)])
             for number, variable in zip(numbers, variables, strict=True)
         ]
         checksum = zlib.crc32(json.dumps(places).encode())
