@@ -25,8 +25,6 @@ class Stage:
         from any stage before it.
       outputs: Keys of the tensors that it gives to stages after it, or that
         are outputs of the model.
-      variables: Its Keras variables. One that several stages use (tied
-        weights) is in each of them.
     """
 
     def __init__(self, index, devices, calls, inputs, outputs):
@@ -35,11 +33,7 @@ class Stage:
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
         self.names = [call.operation.name for call in calls]
-        variables = {}
-        for call in calls:
-            for variable in getattr(call.operation, "variables", ()):
-                variables.setdefault(id(variable), variable)
-        self.variables = list(variables.values())
+        self._fixed = None
         self._trainable = None
         self._calls = calls
         self._context = _Context(self._run_calls)
@@ -59,6 +53,20 @@ class Stage:
         return [call.operation for call in self._calls]
 
     @property
+    def variables(self):
+        """The Keras variables that its layers have now.
+
+        One that several stages use (tied weights) is in each of them.
+        """
+        if self._fixed is not None:
+            return list(self._fixed)
+        variables = {}
+        for operation in self.operations:
+            for variable in getattr(operation, "variables", ()):
+                variables.setdefault(id(variable), variable)
+        return list(variables.values())
+
+    @property
     def weights(self):
         """Those of its variables that are trainable now."""
         if self._trainable is not None:
@@ -72,8 +80,9 @@ class Stage:
         return [v for v in self.variables if id(v) not in weights]
 
     def fixed(self):
-        """The same stage, whose weights stay those that they are now."""
+        """The same stage, whose variables and weights stay those of now."""
         other = copy.copy(self)
+        other._fixed = self.variables  # noqa: SLF001
         other._context = _Context(other._run_calls)  # noqa: SLF001
         other._trainable = {id(weight) for weight in self.weights}  # noqa: SLF001
         return other
