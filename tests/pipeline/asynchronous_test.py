@@ -221,37 +221,6 @@ def test_state_passes_from_unit_to_unit():
         np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-12)
 
 
-def test_a_unit_without_examples_counts_nothing_in_its_batch():
-    # 5 examples in 3 units, and 2 in 3 of which the last is empty.
-    weights, units = (
-        chains.initial(2),
-        chains.units_of([2, 2, 1, 1, 1, 2, 2, 2]),
-    )
-    batches = [
-        [np.concatenate(parts) for parts in zip(*some, strict=True)]
-        for some in (units[:3], units[3:5], units[5:])
-    ]
-    model = chains.chain(
-        weights,
-        chains.sgd(0.0),
-        True,
-        micro_batches=3,
-        schedule="pipedream_2bw",
-    )
-    chains.feed(model, batches)
-    chains.executor(model).drain()
-    made = [weights] * 2
-    for x, y in batches:
-        gradients = oracles.gradients(made[-2], x, y)
-        made.append(
-            [
-                w - chains.RATE * g
-                for w, g in zip(made[-1], gradients, strict=True)
-            ]
-        )
-    chains.assert_weights(model, made[-1])
-
-
 def test_blocks_on_shared_devices_train_as_on_their_own():
     check_against_numpy(
         "ftpipe",

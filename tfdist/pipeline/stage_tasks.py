@@ -161,7 +161,11 @@ class StageTasks:
             return [*sent, *after.flat()]
 
         results = self._if_any(
-            ("backward", index), run, given, names, memory.flat()
+            ("backward", index),
+            run,
+            given,
+            names,
+            self._passed_by(index, memory).flat(),
         )
         for name, result in zip(names, results, strict=False):
             unit[name] = [result]
@@ -253,9 +257,7 @@ class StageTasks:
         """Updates a stage's weights; returns the memory after that."""
         stage = self.stages[index]
         optimizer = self.model.optimizer
-        history = memory.history
-        if history:
-            history = [_read(stage.weights), *history[:-1]]
+        history = self._shifted(index, memory)
         updates.apply(optimizer, gradients, stage.weights, memory.updates)
         if index == 0:
             # Each update comes to the first stage last.
@@ -266,6 +268,20 @@ class StageTasks:
             [tf.zeros_like(total) for total in memory.sums],
             [tf.zeros_like(examples) for examples in memory.examples],
         )
+
+    def _passed_by(self, index, memory):
+        """The memory after a unit without examples."""
+        if not self.rule.vertical_sync:
+            return memory
+        # Versions are counted by units, in all stages alike.
+        history = self._shifted(index, memory)
+        return dataclasses.replace(memory, history=history)
+
+    def _shifted(self, index, memory):
+        """The history of a stage, whose weights of now are the newest in it."""
+        if not memory.history:
+            return []
+        return [_read(self.stages[index].weights), *memory.history[:-1]]
 
     def _predicted(self, kind, index, given):
         ahead = self.rule.ahead(kind, index)
