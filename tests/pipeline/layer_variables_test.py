@@ -5,6 +5,7 @@ from keras import layers
 import numpy as np
 import pytest
 
+from tests import nightly
 from tests.pipeline import models
 from tfdist.pipeline import pipeline
 
@@ -54,3 +55,79 @@ def test_weights_that_a_layer_gets_after_the_cut_are_trained(
     if not enable_after_compile:
         device = model.get_layer("b").lora_kernel_a.value.device
         assert device.endswith("CPU:1")
+
+
+class Sized(layers.Layer):
+    """Counts, in metrics, what comes in."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.size = keras.metrics.Mean(name="size")
+        self.calls = keras.metrics.Sum(name="calls")
+
+    def call(self, inputs):
+        self.size.update_state(keras.ops.abs(inputs))
+        self.calls.update_state(1.0)
+        return inputs
+
+
+def measured(schedule, run_eagerly, stages=("b",), **options):
+    keras.utils.set_random_seed(1)
+    inner = keras.Sequential([Sized(name="sized")], name="inner")
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            layers.Dense(5, "tanh", name="a"),
+            layers.Dense(4, "tanh", name="b"),
+            inner,
+            layers.Dense(3, name="c"),
+        ]
+    )
+    if schedule:
+        pipeline(
+            model, list(stages), micro_batches=3, schedule=schedule, **options
+        )
+    model.compile(keras.optimizers.SGD(0.0), "mse", run_eagerly=run_eagerly)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("schedule", "options"),
+    [
+        ("gpipe", {"recompute": True, "stages": ["b", "c"]}),
+        ("1f1b", {}),
+        ("pipedream", {"stages": ["b", "c"]}),
+        ("pipedream_2bw", {}),
+    ],
+)
+@pytest.mark.parametrize("run_eagerly", nightly.also([True], [False]))
+def test_a_layers_metrics_are_those_of_all_micro_batches(
+    schedule, options, run_eagerly
+):
+    plain = measured(None, run_eagerly)
+    model = measured(schedule, run_eagerly, **options)
+    x, y = data(8)
+    # Two batches of 3 micro-batches, and one of 2: the third is empty.
+    for found in (plain, model):
+        found.fit(x, y, batch_size=3, epochs=2, shuffle=False, verbose=0)
+    expected = {k: v[-1] for k, v in plain.history.history.items()}
+    logs = {k: v[-1] for k, v in model.history.history.items()}
+    assert expected.pop("calls") == 3 and logs.pop("calls") == 8
+    assert expected.keys() == logs.keys() == {"loss", "size"}
+    for name, value in expected.items():
+        np.testing.assert_allclose(logs[name], value, rtol=1e-5, err_msg=name)
+    evaluated = [
+        m.evaluate(x, y, 8, 0, return_dict=True) for m in (plain, model)
+    ]
+    assert evaluated[0] == pytest.approx(evaluated[1], rel=1e-5)
+
+
+def test_metrics_of_a_layer_of_several_stages_are_refused():
+    x = keras.Input((4,))
+    sized = Sized()
+    y = layers.Dense(4, name="middle")(sized(x))
+    model = keras.Model(x, layers.Dense(3)(sized(y)))
+    pipeline(model, ["middle"], micro_batches=2)
+    model.compile("sgd", "mse", run_eagerly=True)
+    with pytest.raises(ValueError, match="stages 0 and 1 share"):
+        model.train_on_batch(*data(4))

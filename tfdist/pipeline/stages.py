@@ -54,7 +54,7 @@ class Stage:
 
     @property
     def variables(self):
-        """The Keras variables that its layers have now.
+        """The Keras variables that its layers and their metrics have now.
 
         One that several stages use (tied weights) is in each of them.
         """
@@ -62,8 +62,9 @@ class Stage:
             return list(self._fixed)
         variables = {}
         for operation in self.operations:
-            for variable in getattr(operation, "variables", ()):
-                variables.setdefault(id(variable), variable)
+            for name in ("variables", "metrics_variables"):
+                for variable in getattr(operation, name, ()):
+                    variables.setdefault(id(variable), variable)
         return list(variables.values())
 
     @property
