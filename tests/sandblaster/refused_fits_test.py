@@ -3,6 +3,7 @@
 import json
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -77,6 +78,35 @@ def test_metrics_that_are_no_sums_are_refused(strategy, choose, first):
     )
     with pytest.raises(ValueError, match="sums over the data.*found"):
         fit(model, 1)
+
+
+class ExtremeTarget(Extreme):
+    """The largest or smallest target, or what else is chosen."""
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        super().update_state(None, y_true)
+
+
+@pytest.mark.parametrize("batch_size", [20, 8])
+def test_metrics_that_are_0_at_first_are_checked_later(strategy, batch_size):
+    # Of one portion or of several, it is not the first batch that tells.
+    y = np.ones(tasks.EXAMPLES)
+    y[:50] = 0
+    model, other = (
+        small_model(
+            strategy,
+            keras.layers.Dense(1, "sigmoid"),
+            metrics=[ExtremeTarget(choose, 0.0), "mae"],
+        )
+        for choose in (keras.ops.sum, keras.ops.max)
+    )
+    logs = fit(model, 1, batch_size, y=y).history
+    assert logs["extreme"] == [y.sum()]
+    found = model.evaluate(tasks.data()[0], y, verbose=0, return_dict=True)
+    assert logs["mae"][0] == pytest.approx(found["mae"])
+    assert logs["loss"][0] == pytest.approx(found["loss"])
+    with pytest.raises(ValueError, match="sums over the data.*found"):
+        fit(other, 1, batch_size, y=y)
 
 
 def test_random_numbers_that_no_seed_tells_of_are_refused(strategy):

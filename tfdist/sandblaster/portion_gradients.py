@@ -47,6 +47,9 @@ class PortionGradients:
             self._step = _traced(self._own_step, batches, model.jit_compile)
         self._assign = tf.function(self._split_and_assign, autograph=False)
         self._is_checked = False
+        # Variables of metrics that were 0 in all that was checked: of these,
+        # twice as much says nothing.
+        self._at_zero = []
         # Names of what `train_step` returns; None before a step.
         self._logged = None
 
@@ -103,13 +106,22 @@ class PortionGradients:
         if not self._is_checked:
             self._check_step(batches[0])
             self._is_checked = True
+            self._at_zero = _zeros(self._model.metrics_variables)
         self._begin_at_zero()
+        at_zero, telling = self._at_zero, []
         for batch in batches:
             if not goes_on():
                 return None
             self._step(batch)
+            if len(left := _zeros(at_zero)) < len(at_zero):
+                at_zero = left
+                telling.append(batch)
         totals = [self._totals.numpy(), *self._metrics()]
-        return self._gradient.value(), np.concatenate(totals)
+        gradient = self._gradient.value()
+        for batch in telling:
+            self._check_step(batch)
+        self._at_zero = at_zero
+        return gradient, np.concatenate(totals)
 
     def show(self, totals):
         """Gives the model's metrics the state of all portions' totals."""
@@ -365,6 +377,11 @@ def _traced(step, batches, jit_compile):
         jit_compile=jit_compile,
     )
     return lambda batch: function(*parts_of(batch))
+
+
+def _zeros(variables):
+    """Those of some variables that have nothing but zeros."""
+    return [variable for variable in variables if not np.any(variable.numpy())]
 
 
 def _is_twice(both, one):
