@@ -53,7 +53,11 @@ def weights(seed=2):
 
 
 class Watch(keras.callbacks.Callback):
-    """Notes after each step what has been added to the loss."""
+    """Notes after each step what has been added to the loss.
+
+    Attributes:
+      totals: After each step, the sum of psi over the examples so far.
+    """
 
     def __init__(self):
         super().__init__()

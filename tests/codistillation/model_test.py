@@ -79,6 +79,25 @@ def test_step_is_the_paper_s(distance, weighted):
     )
 
 
+@pytest.mark.parametrize("weighted", [True, False])
+def test_a_smaller_batch_counts_by_its_examples(weighted):
+    x, y = data(batches=2)
+    x, y = x[: BATCH + BATCH // 4], y[: BATCH + BATCH // 4]
+    examples = np.linspace(0.5, 2, len(x)) if weighted else None
+    (teacher,) = teachers_of(linear(1), linear(2))
+    logs = []
+    for teachers in ([], [teacher]):
+        model = trained(
+            Codistilled(linear(1), burn_in_steps=0), keras.optimizers.SGD(0.0)
+        )
+        model.set_teachers(teachers)
+        logs.append(fit(model, x, y, sample_weight=examples))
+    plain, taught = logs
+    np.testing.assert_allclose(
+        taught["codistillation_loss"], taught["loss"] - plain["loss"], rtol=1e-5
+    )
+
+
 def test_a_loss_of_each_example_has_the_distance_in_it_once():
     x, y = data()
     student = linear(1)

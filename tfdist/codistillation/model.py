@@ -134,8 +134,11 @@ class CodistillationMixin:
             return loss
         psi, weight, used = added.build(self, x, y_pred, plan)
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        # As Keras's own tracker of the loss: by examples.
+        first = next(one for one in tree.flatten(x) if one is not None)
+        examples = ops.cast(tf.shape(first)[0], "float32")
         self._codistillation_tracker.update_state(
-            psi * replicas, sample_weight=ops.cast(used, "float32")
+            psi * replicas, sample_weight=examples * ops.cast(used, "float32")
         )
         # Keras trains on the sum of a loss that has a value per example.
         number = ops.cast(ops.size(loss), loss.dtype)
