@@ -194,6 +194,29 @@ def test_a_loaded_model_goes_on_with_the_next_sample(float64, tmp_path):
     assert [*found, *fit(loaded, 3)] == expected
 
 
+@pytest.mark.parametrize("factor", [1, 2])
+def test_a_loaded_memory_is_that_of_one_loss(factor, float64, tmp_path):
+    strategy = tfdist.SandblasterStrategy(portions_per_worker=PORTIONS)
+    model = sampled_model(strategy)
+    fit(model, 3)
+    model.save(tmp_path / "model.keras")
+    with strategy.scope():
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+        loaded.compile(
+            loaded.optimizer,
+            loss=lambda *pair: (
+                factor
+                * keras.losses.sparse_categorical_crossentropy(
+                    *pair, from_logits=True
+                )
+            ),
+        )
+    fit(loaded, 1)
+    # Without pairs, it is divided by the length of the gradient.
+    has_pairs = strategy.iterations[-1]["step"] == STEP
+    assert has_pairs == (factor == 1)
+
+
 def test_simulated_samples_are_the_same(float64):
     def build():
         return sampled_model(tf.distribute.get_strategy())

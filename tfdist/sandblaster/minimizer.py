@@ -409,9 +409,13 @@ class Minimizer:
         self._before = state.get("before")
         # With samples, a snapshot has no gradient on a part of one.
         is_complete = is_complete and not self._has_samples
-        if is_complete and state["known"] is not None:
-            value, products, square, largest = state["known"]
+        if state["known"] is None:
+            return
+        value, products, square, largest = state["known"]
+        if is_complete:
             self._known = value, np.array(products), square, largest
+        else:
+            self._before = value, square
 
 
 def _of_gradient(gradient, others=()):
