@@ -90,6 +90,27 @@ def test_training_goes_on_where_it_has_ended(strategy, tmp_path):
     assert losses(parts, 3) == expected[:3]
 
 
+def test_it_goes_on_with_weights_of_different_precision(strategy, tmp_path):
+    model = small_model(
+        strategy,
+        keras.layers.Dense(3, "tanh", dtype="float32"),
+        keras.layers.Dense(1, dtype="float64"),
+        optimizer=tfdist.sandblaster.LBFGS(
+            line_search=tfdist.sandblaster.FixedStep(0.5)
+        ),
+    )
+    fit(model, 3)
+    model.save(tmp_path / "model.keras")
+    with strategy.scope():
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+    losses = []
+    for one in (model, loaded):
+        losses.append(fit(one, 1).history["loss"])
+        # Without pairs, it is divided by the length of the gradient.
+        assert strategy.iterations[-1]["step"] == 0.5
+    np.testing.assert_allclose(*losses, rtol=1e-6)
+
+
 def change_loss(strategy, model):
     with strategy.scope():
         model.compile(tfdist.sandblaster.LBFGS(), loss="mae")

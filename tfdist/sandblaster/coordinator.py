@@ -262,7 +262,7 @@ class Coordinator:
         if self._minimizer.value is None:
             return False
         point = self._shards.fetch(self._minimizer.point)
-        return np.array_equal(point, values)
+        return np.array_equal(self._worker.rounded(point), values)
 
     def iterate(self, number):
         """Makes iterations until that of a number is made.

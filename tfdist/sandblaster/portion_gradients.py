@@ -86,6 +86,14 @@ class PortionGradients:
         """Gives the variables the values of a vector `(number,)`."""
         self._assign(vector)
 
+    def rounded(self, vector):
+        """Returns what `values` gives after `assign(vector)`."""
+        parts = zip(self._variables, tf.split(vector, self._sizes), strict=True)
+        return tf.concat(
+            [tf.cast(tf.cast(part, v.dtype), self.dtype) for v, part in parts],
+            0,
+        )
+
     def compute(self, batches, goes_on=lambda: True):
         """Computes loss and gradient.
 

@@ -56,6 +56,10 @@ class PortionWorker:
         """Returns the model's parameters, a tensor `(number,)`."""
         return self._gradients.values()
 
+    def rounded(self, vector):
+        """Returns what `values` gives when the model has those of a vector."""
+        return self._gradients.rounded(vector)
+
     def forget(self):
         """Forgets what servers that were lost have said."""
         self._loaded = self._taken = None

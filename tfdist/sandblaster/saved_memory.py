@@ -94,4 +94,5 @@ def _without_name(description):
 
 
 def _checksum(vector):
-    return zlib.crc32(np.ascontiguousarray(vector).tobytes())
+    # Variables of the model may be float32 where the vector is float64.
+    return zlib.crc32(np.asarray(vector, np.float32).tobytes())
