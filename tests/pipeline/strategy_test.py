@@ -177,6 +177,20 @@ def test_weights_that_are_overwritten_by_gradients_are_refused():
         pipeline(model, stages=2)
 
 
+def test_stateful_layers_are_refused():
+    lstm = layers.LSTM(2, stateful=True)
+    model = keras.Sequential(
+        [
+            keras.Input(batch_shape=(4, 3, 2)),
+            layers.Bidirectional(lstm, name="a"),
+            layers.Dense(1, name="b"),
+        ]
+    )
+    pipeline(model, ["b"], micro_batches=2)
+    with pytest.raises(ValueError, match="'a' is stateful"):
+        model.compile("sgd", "mse")
+
+
 def test_subclassed_models_are_refused():
     model = Subclassed()
     model.build((None, 2))

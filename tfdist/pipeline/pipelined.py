@@ -18,6 +18,7 @@ from tfdist.pipeline import schedules
 from tfdist.pipeline import stages as stages_lib
 from tfdist.pipeline import synchronous
 from tfdist.placement import devices as devices_lib
+from tfdist.placement import layers
 from tfdist.placement import placed
 from tfdist.placement.place import place
 
@@ -254,6 +255,13 @@ class _Pipeline:
                     "gradient for its new value (float8), of which a pipeline "
                     "would take the sum over micro-batches: train the model "
                     "without a pipeline."
+                )
+        for part in layers.parts(model):
+            if getattr(part.layer, "stateful", False):
+                raise ValueError(
+                    f"Layer {part.layer.name!r} is stateful: it goes on with "
+                    "its state of the batch before, of as many examples, and "
+                    "a pipeline cuts batches. Use stateful=False."
                 )
         calls = [call.operation for call in stages_lib.calls_of(model)[0]]
         known = [x for stage in self.stages for x in stage.operations]
