@@ -125,6 +125,23 @@ def test_is_saved(tmp_path):
     assert loaded.output_shape == (None, STEPS, UNITS)
 
 
+def test_masked_outputs_may_have_more_dimensions():
+    x = np.random.default_rng(0).standard_normal((3, 6, 3, 3, 2))
+    mask = np.array([[0, 0, 0, 1, 0, 1], [0] * 6, [1, 1, 0, 0, 0, 0]], bool)
+
+    def layer():
+        # As many columns as the steps of a chunk, and rows as examples.
+        return keras.layers.ConvLSTM2D(
+            2, 2, padding="same", return_sequences=True, name="a"
+        )
+
+    stack, plain = placement.RecurrentStack([layer()], 2, True), layer()
+    found = stack(x, mask=mask)
+    plain.build(x.shape)
+    plain.set_weights(stack.get_weights())
+    np.testing.assert_allclose(found, plain(x, mask=mask), atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("layers", "chunks", "message"),
     [

@@ -28,12 +28,13 @@ class RecurrentStack(keras.layers.Layer):
     ```
 
     Args:
-      layers: `keras.layers.LSTM`, `GRU`, `SimpleRNN` or `RNN`, not built yet,
-        from the lowest up. The stack makes its own of them, of the same names.
+      layers: `keras.layers.LSTM`, `GRU`, `SimpleRNN`, `RNN` or `ConvLSTM2D`
+        (and others that are an `RNN`), not built yet, from the lowest up. The
+        stack makes its own of them, of the same names.
       chunks: Into how many chunks the time steps are cut, at most as many as
         there are steps. Their lengths differ by one at most.
       return_sequences: Whether to give the output of each time step, [batch,
-        time, units], or of the last one, [batch, units].
+        time, ...], or of the last one, [batch, ...].
 
     Raises:
       ValueError: No layers, fewer than one chunk, a layer that is built or of
@@ -140,7 +141,9 @@ def _go_on(outputs, mask, last):
     if last is None:
         return outputs
     begun = keras.ops.cumsum(keras.ops.cast(mask, "int32"), axis=1) > 0
-    return keras.ops.where(begun[..., None], outputs, last)
+    dimensions = (1,) * (len(outputs.shape) - 2)
+    begun = keras.ops.reshape(begun, (-1, begun.shape[1], *dimensions))
+    return keras.ops.where(begun, outputs, last)
 
 
 def _own(layer):
@@ -148,8 +151,8 @@ def _own(layer):
     name = getattr(layer, "name", repr(layer))
     if not isinstance(layer, keras.layers.RNN):
         raise ValueError(
-            "Argument `layers` must be LSTM, GRU, SimpleRNN or RNN. Received: "
-            f"{type(layer).__name__} {name!r}"
+            "Argument `layers` must be LSTM, GRU, SimpleRNN or another RNN. "
+            f"Received: {type(layer).__name__} {name!r}"
         )
     if layer.built:
         raise ValueError(
