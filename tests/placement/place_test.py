@@ -312,6 +312,14 @@ def test_what_xla_would_compile_is_refused():
         placement.place("model", where)
 
 
+def test_a_model_that_is_placed_later_is_not_compiled_by_xla():
+    model, where = zoo.build("mlp")
+    compiled(model, jit_compile=True)
+    assert model.jit_compile
+    placement.place(model, where)
+    assert not model.jit_compile
+
+
 def test_the_report_can_be_read():
     model, where = zoo.build("transformer")
     placement.place(model, where)

@@ -20,7 +20,8 @@ def place(
     the optimizer keeps and does for its variables are then on its device.
     What no layer does (loss, metrics, regularization) follows the tensors
     that it works on. The model stays the same object with the same names and
-    weights, and is saved as before.
+    weights, and is saved as before. It runs without XLA, also if it was
+    compiled with `jit_compile=True` before; its `compile` refuses that.
 
     Args:
       model: A `keras.Model`: sequential, functional or subclassed; built or
@@ -42,9 +43,8 @@ def place(
 
     Raises:
       ValueError: A name that no layer has, a device that does not exist (the
-        message lists what there is), `jit_compile=True`, or a model whose
-        variables belong to a `tf.distribute` strategy that keeps them
-        elsewhere.
+        message lists what there is), or a model whose variables belong to a
+        `tf.distribute` strategy that keeps them elsewhere.
     """
     if not isinstance(model, keras.Model):
         raise ValueError(
