@@ -200,11 +200,6 @@ class ExchangeBuilder:
 
     def _note_pulled(self, responses):
         """Builds the notes of what else has been pulled; returns them."""
-        if self.iterations is None:
-            return [
-                self._store.set_pulled_writes(response.shard, *response.more)
-                for response in responses
-            ]
         if not self._is_counted:
             return []
         counts = self._runtime.gradient_counts
@@ -314,7 +309,8 @@ class ExchangeBuilder:
             _add(section.handle(self.iterations), one)
             version.add(1)
         else:
-            # Snapshots and recovery have to see that something is new.
+            # Snapshots have to see that something is new. This worker is not
+            # told: of what other workers do it may have older values.
             self._store.build_count_write(request.shard)
 
     def _run(self, replay, sent, section):
@@ -439,8 +435,6 @@ class ExchangeBuilder:
 
     def _read_more(self, section):
         """Builds the other reads beside the fresh values: a list of tensors."""
-        if self.iterations is None:
-            return [self._store.writes(section.shard).read_or_zero()]
         if not self._is_counted:
             return []
         return self._runtime.gradient_counts.read_on(section.shard)
