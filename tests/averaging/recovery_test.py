@@ -23,7 +23,7 @@ METHODS = {
 
 def recover(runtime):
     """What a worker does of itself when all servers are there again."""
-    server_loss.Recovery._refresh(types.SimpleNamespace(_runtime=runtime))
+    server_loss.Recovery._refresh(types.SimpleNamespace(_runtime=runtime), [])
 
 
 @pytest.mark.parametrize(

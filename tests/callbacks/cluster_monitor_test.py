@@ -327,10 +327,16 @@ def test_a_process_that_is_started_again_counts_from_where_its_fit_began(
     fit(model, ClusterMonitor(verbose=0), batches=2)
     numbered[0] = 2
     fit(model, ClusterMonitor(verbose=0), batches=3)
-    # Its next process has made no exchange.
+    # Its next process has made no exchange, and passes the first call.
     monkeypatch.setattr(type(strategy.journal), "count", 0)
     again = ClusterMonitor(verbose=0)
     again.set_model(model)
+    numbered[0] = 1
+    monkeypatch.setattr(TrainingState, "is_passed", True)
+    again.on_train_begin()
+    again.on_train_end()
+    numbered[0] = 2
+    monkeypatch.setattr(TrainingState, "is_passed", False)
     again.on_train_begin()
     (left,) = strategy.collect("figures").values()
     assert left["counts_before"]["pushed"] == 2

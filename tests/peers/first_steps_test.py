@@ -33,13 +33,15 @@ class Consistency:
 class Worker:
     """A worker with two weights, and an optimizer for both."""
 
-    def __init__(self, zero=None, own_models=0):
+    def __init__(self, zero=None, own_models=0, **settings):
         """Makes one that follows `zero` and has made some models of its own."""
         strategy = tfdist.PeerToPeerStrategy()
         with strategy.scope():
             self.own = [keras.Variable([0.0]) for _ in range(own_models)]
             self.variables = [keras.Variable([0.0]) for _ in range(2)]
-            self.optimizers = [keras.optimizers.SGD() for _ in range(2)]
+            self.optimizers = [
+                keras.optimizers.SGD(**settings) for _ in range(2)
+            ]
         self.consistency = Consistency(zero and zero.consistency)
         engine = types.SimpleNamespace(
             roster=types.SimpleNamespace(others=[1]),
@@ -65,9 +67,9 @@ class Worker:
         self.first_steps.note_agreed(values)
 
 
-def both(**settings):
-    zero = Worker()
-    return zero, Worker(zero, **settings)
+def both(own_models=0, **settings):
+    zero = Worker(**settings)
+    return zero, Worker(zero, own_models, **settings)
 
 
 @pytest.mark.parametrize("fits", [False, True])
@@ -86,8 +88,11 @@ def test_another_order_or_set_of_variables_is_refused(fits, other):
         one.train(*other)
 
 
-def test_another_optimizer_is_refused():
-    zero, one = both()
+@pytest.mark.parametrize(
+    "settings", [{}, {"gradient_accumulation_steps": 2}], ids=str
+)
+def test_another_optimizer_is_refused(settings):
+    zero, one = both(**settings)
     zero.train(0)
     with pytest.raises(ValueError, match="or of another one"):
         one.train(0, optimizer=1)

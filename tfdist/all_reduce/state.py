@@ -109,8 +109,9 @@ class AllReduceState(tf.train.experimental.PythonState):
         numbers = {id(v): number for number, v in self._variables()}
         return [numbers.get(id(variable)) for variable in variables]
 
-    # Number of a call of `fit` for callbacks: none here is of all workers.
-    fit_number = 0
+    # Of a call of `fit`, for callbacks: none here has a number that all workers
+    # know, or is over elsewhere.
+    fit_number, is_passed = 0, False
 
     def _variables(self):
         for number, reference in enumerate(self._engine.variables):

@@ -128,7 +128,7 @@ class ClusterMonitor(keras.callbacks.Callback):
 
         # What this worker reported in an earlier call of `fit` is over, and
         # another process of this worker finds what was counted before.
-        strategy.publish("figures", self._figures.report(0.0))
+        self._publish(0.0)
 
     def _counts_before(self):
         """Returns the counts before this call of `fit`, by worker."""
@@ -222,8 +222,14 @@ class ClusterMonitor(keras.callbacks.Callback):
         self._record()
         seconds = time.time() - self._began
         between = self._strategy.journal.bytes_between - self._between
-        report = self._figures.report(seconds, between)
-        self._strategy.publish("figures", report)
+        self._publish(seconds, between)
+
+    def _publish(self, seconds, bytes_between=0):
+        # In a call that it passes, a process of a worker that is started again
+        # leaves what the one before has reported of a later call.
+        if not self._strategy.state.is_passed:
+            report = self._figures.report(seconds, bytes_between)
+            self._strategy.publish("figures", report)
 
     def _record(self):
         known = self._next

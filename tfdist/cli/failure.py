@@ -74,7 +74,7 @@ _MISTAKE = re.compile(
 _MOST_CHARACTERS = 300
 # A process that an error ends takes at most so many seconds to end, and may log
 # meanwhile. An error that was written before that was caught.
-_END_SECONDS = 60.0
+_END_SECONDS = 300.0
 _LIBRARIES = tuple(
     os.path.join(directory, "")
     for path in (

@@ -87,6 +87,8 @@ class PeerEngine(engine_lib.Engine):
         # Calls of `fit` that this worker has begun.
         self._fits = 0
         self._is_over = False
+        # By call of `fit` under way, who was late in the one around it.
+        self._late_around = []
         # Of a snapshot: by channel the numbers of all workers' updates in it,
         # their checksums, and the numbers of updates of earlier processes.
         self.seen_at_join = {}
@@ -249,9 +251,12 @@ class PeerEngine(engine_lib.Engine):
             # one around it.
             self.fit_number = self.collectives.number
         if begins:
-            # All begin together.
+            # All begin together; in a call around it some may have been late.
+            self._late_around.append({*self.roster.late})
             self.roster.late.clear()
             self._open()
+        elif moment is Moment.END_OF_FIT and self._late_around:
+            self.roster.late |= self._late_around.pop()
 
     def _join(self, model):
         """Joins the others if they train; returns whether they do."""

@@ -46,7 +46,13 @@ class FirstSteps:
           ValueError: Another worker makes another lane.
         """
         variables = list(map(plain, variables))
-        known = [plain(optimizer.iterations), *variables]
+        # Where gradients are accumulated, `iterations` is a quotient.
+        counters = [
+            one
+            for one in map(plain, optimizer.variables)
+            if getattr(one, "counts_steps", False)
+        ]
+        known = [*counters, *variables]
         numbers = self._engine.numbers_of(known)
         if self.was_at_join(len(self.lanes)):
             is_same = self.at_join[len(self.lanes)] == numbers

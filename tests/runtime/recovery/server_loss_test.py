@@ -27,7 +27,8 @@ def test_a_worker_that_has_committed_nothing_does_not_commit_now():
     # It would wait for a chief that may be where it is itself.
     runtime = new_model()
     fake = types.SimpleNamespace(_runtime=runtime)
-    assert server_loss.Recovery._refresh(fake) == 0
+    server_loss.Recovery._refresh(fake, dropped := [])
+    assert dropped == [0]
     assert runtime.committed == 0
     assert not runtime.is_held()
 
@@ -79,7 +80,7 @@ def recovering(lost, here, settled, dropped=0):
         ),
         _reconnection=types.SimpleNamespace(recover=recover),
         _settle_marks=lambda: None,
-        _refresh=lambda: dropped,
+        _refresh=lambda counts: counts.append(dropped),
         events=[],
     )
 
@@ -91,7 +92,7 @@ def test_a_break_tells_how_many_local_steps_it_has_cost(caplog):
     assert "this worker drops 3 local steps" in caplog.text
 
 
-def test_local_steps_that_were_not_sent_are_dropped_and_counted():
+def test_local_steps_that_were_not_sent_are_dropped_and_counted(monkeypatch):
     strategy = tfdist.ParameterAveragingStrategy(period=4)
     with strategy.scope():
         model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
@@ -100,9 +101,19 @@ def test_local_steps_that_were_not_sent_are_dropped_and_counted():
     before = model.get_weights()
     for _ in range(3):
         model.train_on_batch(x, 2 * x)
-    fake = types.SimpleNamespace(_runtime=strategy._runtime)
-    assert server_loss.Recovery._refresh(fake) == 3
-    assert server_loss.Recovery._refresh(fake) == 0
+    runtime, dropped = strategy._runtime, []
+    fake = types.SimpleNamespace(_runtime=runtime)
+
+    def fail():
+        raise tf.errors.UnavailableError(None, None, "it is gone again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runtime.synchronizer, "pull_committed", fail)
+        with pytest.raises(tf.errors.UnavailableError):
+            server_loss.Recovery._refresh(fake, dropped)
+    # When a recovery begins again, they are told all the same.
+    server_loss.Recovery._refresh(fake, dropped)
+    assert dropped == [3, 0]
     for now, value in zip(model.get_weights(), before, strict=True):
         assert (now == value).all()
 

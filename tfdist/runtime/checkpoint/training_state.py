@@ -184,14 +184,13 @@ class TrainingState(tf.train.experimental.PythonState):
     def loading(self):
         """Scope in which a callback loads weights that this program has saved.
 
-        A chief that has come back to a run takes over what servers hold, which
-        is later.
+        A worker that has come back to a run takes over what servers hold, which
+        is later; unless they have lost some of it, and nobody had it.
         """
         runtime = self._runtime
         # What is not committed is taken from the servers when it is.
-        if not (
-            self._store.is_chief and runtime.committed and self._has_come_back()
-        ):
+        is_later = runtime.committed and self._has_come_back()
+        if not is_later or runtime.synchronizer.has_added:
             yield
             return
         with runtime.synchronizer.own_writes():
@@ -277,6 +276,11 @@ class TrainingState(tf.train.experimental.PythonState):
     def fit_number(self):
         """Number of the call of `fit` under way; 0 where none is in common."""
         return self._runtime.chief_decisions.fit_number
+
+    @property
+    def is_passed(self):
+        """Whether the others had ended the call of `fit` under way before."""
+        return self._runtime.chief_decisions.is_passed
 
     def wait_for_word(self, find):
         """Waits for what the chief tells before its first step in `fit`.

@@ -68,6 +68,8 @@ class ChiefDecisions:
         # Whether weights were among it, and no step of `fit` has come since.
         self._has_set = False
         self._warned = self._warned_of_data = False
+        # Whether it has taken up what an earlier process of it had decided.
+        self._has_resumed = False
         self._told = self._store.worker_variable(
             tf.constant(fit_progress.Word().pack(), tf.float64), "told"
         )
@@ -172,7 +174,10 @@ class ChiefDecisions:
         self._fit = fit_call.FitCall(frame, number)
         self.position.watch(frame, number)
         if self.is_chief and self._membership.former is not None:
-            self._fit.resume_rates(self._membership.former.word)
+            former = self._membership.former.word
+            if former.number == number and not self._has_resumed:
+                self._has_resumed = True
+                self._fit.resume_rates(former)
         # A call in which nothing is left to do has been one all the same.
         self._fit.has_begun = self.position.is_over
         self._fits.watch(call, number)

@@ -117,9 +117,15 @@ class FitCall:
           word: Its `Word`.
         """
         self.find_rates()
-        # Of another model, or of optimizers that a step has made.
-        is_known = len(word.rates) == len(self.rates)
-        if word.number == self.number and is_known:
+        here = [float(variable.numpy()) for variable in self.rates]
+        # Else of another model, or of optimizers that a step has made.
+        if len(word.rates) == len(here) and list(word.rates) != here:
+            logging.info(
+                "Goes on with the learning rates that the chief had set: %s. "
+                "Those of this script are %s.",
+                list(word.rates),
+                here,
+            )
             self._set_rates(word.rates)
 
     def _set_rates(self, rates):

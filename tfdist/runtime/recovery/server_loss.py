@@ -245,7 +245,7 @@ class Recovery:
             self._reconnection.lives = now
             if by_rows:
                 self._settle_marks()
-            dropped.append(self._refresh())
+            self._refresh(dropped)
 
         done = self._reconnection.recover(error, put_back)
         names = self._whereabouts.config.ps_names
@@ -277,16 +277,18 @@ class Recovery:
         # The failed call may read those of workers that do not come back.
         marks.prepare(self._traced)
 
-    def _refresh(self):
-        """Takes over what servers hold; returns how many local steps are gone.
+    def _refresh(self, dropped):
+        """Takes over what servers hold.
 
         Also after a mere break: the step that has failed may be half done,
         here and on servers.
+
+        Args:
+          dropped: List, to which is added how many local steps are gone.
         """
-        dropped = self._runtime.local.drop_unpushed()
+        dropped.append(self._runtime.local.drop_unpushed())
         self._runtime.synchronizer.pull_committed()
         self._runtime.local.after_pull()
-        return dropped
 
 
 def _name_of(function):

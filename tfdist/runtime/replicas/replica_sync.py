@@ -48,6 +48,7 @@ class Synchronizer:
 
     Attributes:
       has_joined: Whether servers held a run when this worker first asked.
+      has_added: Whether they had lost some of it, which this worker has added.
     """
 
     def __init__(self, runtime, *, is_chief, timeout):
@@ -57,7 +58,7 @@ class Synchronizer:
         self._writes_pass = is_chief
         self._timeout = timeout
         self._committed = 0
-        self.has_joined = False
+        self.has_joined = self.has_added = False
         # One per commit, mostly one per model: [first, end, exchanges made
         # when the lazily kept replicas among them were last refreshed].
         self._batches = []
@@ -121,6 +122,7 @@ class Synchronizer:
         if self._may_lack:
             # Each model's part, as it comes.
             lacked = self._add_missing(first, end, held)
+            self.has_added |= lacked
             held = max(held, end)
         elif is_new:
             begins = not held
