@@ -1,6 +1,7 @@
 """What the workers of clusters under test run: logistic regression."""
 
 import os
+import traceback
 
 import keras
 import numpy as np
@@ -67,18 +68,21 @@ def make_model(strategy, kind=keras.Model, **settings):
 class Held(keras.Model):
     """A model of which some steps wait until the test says so.
 
-    The first batch, which is computed twice to see whether that is all the
-    same, does not count.
+    Batches that are computed twice, to see whether that is all the same, do
+    not count.
 
     Attributes:
         holds_before: numbers of the steps, from 0.
     """
 
     holds_before = ()
-    _steps = -2
+    _steps = 0
 
     def train_step(self, data):
         """As Keras's."""
+        callers = (frame for frame, _ in traceback.walk_stack(None))
+        if any(one.f_code.co_name == "_check_step" for one in callers):
+            return super().train_step(data)
         if self._steps in self.holds_before:
             number = list(self.holds_before).index(self._steps)
             print("holding", flush=True)
@@ -135,7 +139,7 @@ def train(
     x, y = data()
     if before:
         model.fit(x, y, batch_size=2, epochs=before, shuffle=False, verbose=0)
-        model._steps = -2
+        model._steps = 0
     own = (holds or {}).get(os.environ["TASK_LABEL"], ())
     model.holds_before = (own,) if isinstance(own, int) else own
     history = model.fit(
