@@ -6,6 +6,7 @@ be busy for minutes, in a callback or an evaluation, before it needs the server
 and connects to it.
 """
 
+import contextlib
 import dataclasses
 import os
 import threading
@@ -310,6 +311,8 @@ class Membership:
                 if self._writing[server].locked():
                     self._behind.add(server)
                 self._writing[server] = threading.Lock()
+                if not server:
+                    self._keeping = threading.Lock()
             client.reconnected(address, life)
 
     def enter_again(self):
@@ -319,7 +322,9 @@ class Membership:
           tf.errors.OpError: A server is not there, or not ready yet.
         """
         if not self.is_foreign:
-            self._keep()
+            # Else a heartbeat does it.
+            with contextlib.suppress(tf.errors.OpError):
+                self._keep()
         for server in range(len(self.clients)):
             self._put(server, member_table.MemberState.ALIVE)
 
