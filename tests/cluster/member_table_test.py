@@ -1,6 +1,7 @@
 """The table of members in one process, which stands for the server."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tfdist.cluster import member_table
@@ -9,19 +10,34 @@ DEVICE = "/job:localhost/replica:0/task:0/device:CPU:0"
 NAMES = ("/job:worker/task:0", "/job:worker/task:1")
 
 
+def writer(table):
+    """What members write of themselves: `write(index, values)`."""
+
+    @tf.function(autograph=False)
+    def write(index, values):
+        with tf.device(DEVICE):
+            table.build_write(index, values)
+
+    return write
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """The time on the server, a variable."""
+    time = tf.Variable(1000.0, dtype=tf.float64)
+    monkeypatch.setattr(member_table.tf, "timestamp", lambda: time.read_value())
+    return time
+
+
 def test_a_clock_that_is_set_makes_no_other_process():
     table = member_table.MemberTable(DEVICE, NAMES)
     table.create()
-
-    @tf.function(autograph=False)
-    def write(values):
-        with tf.device(DEVICE):
-            table.build_write(1, values)
+    write = writer(table)
 
     def put(age, life):
         values = np.zeros([member_table.WRITTEN])
         values[:4] = [member_table.MemberState.ALIVE, 2, age, life]
-        write(values)
+        write(1, values)
         with tf.device(DEVICE):
             entered = table.build_attendance(2)[1][1]
         return table.read()[1], float(entered)
@@ -36,17 +52,10 @@ def test_a_clock_that_is_set_makes_no_other_process():
     assert table.read()[0].state == member_table.MemberState.UNKNOWN
 
 
-def test_time_in_which_a_server_did_not_listen_is_nobodys_silence(monkeypatch):
+def test_time_in_which_a_server_did_not_listen_is_nobodys_silence(now):
     table = member_table.MemberTable(DEVICE, ("a", "b", "c"))
     table.create()
-    now = tf.Variable(1000.0, dtype=tf.float64)
-    monkeypatch.setattr(member_table.tf, "timestamp", lambda: now.read_value())
-
-    @tf.function(autograph=False)
-    def write(index, values):
-        with tf.device(DEVICE):
-            table.build_write(index, values)
-
+    write = writer(table)
     values = np.arange(1.0, 1.0 + member_table.WRITTEN)
     write(0, values)
     now.assign(1070.0)
@@ -61,18 +70,10 @@ def test_time_in_which_a_server_did_not_listen_is_nobodys_silence(monkeypatch):
     ]
 
 
-def test_rows_of_before_a_server_died_count_where_nobody_was_heard_since(
-    monkeypatch,
-):
+def test_rows_of_before_a_server_died_count_where_nobody_was_heard_since(now):
     table = member_table.MemberTable(DEVICE, ("a", "b", "c", "d"))
     table.create()
-    now = tf.Variable(1000.0, dtype=tf.float64)
-    monkeypatch.setattr(member_table.tf, "timestamp", lambda: now.read_value())
-
-    @tf.function(autograph=False)
-    def write(index, values):
-        with tf.device(DEVICE):
-            table.build_write(index, values)
+    write = writer(table)
 
     @tf.function(autograph=False)
     def look():

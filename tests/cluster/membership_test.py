@@ -255,8 +255,14 @@ def test_whom_a_server_does_not_know_yet_is_as_known_before(monkeypatch):
     membership.leave(done)
 
 
-def test_a_process_that_was_lost_with_the_first_server_is_told_of(monkeypatch):
-    """Its worker's next one is there before another member can tell."""
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_process_that_was_lost_with_the_first_server_is_told_of(
+    monkeypatch, busy
+):
+    """Its worker's next one is there before another member can tell.
+
+    Which does so with a heartbeat while its main thread is busy.
+    """
     device = "/job:localhost/replica:0/task:0/device:CPU:0"
 
     class Function:
@@ -301,22 +307,29 @@ def test_a_process_that_was_lost_with_the_first_server_is_told_of(monkeypatch):
     waiting.wait_until(
         lambda: (
             going._kept is not None
-            and going.tables[0].members(*going._kept)[1].word.epoch == 50
+            and going.tables[0].members(*going._kept[1:])[1].word.epoch == 50
         ),
         what="the others to know of it",
         timeout=60.0,
     )
     lost._stop.set()
     lost._threads[0].join(60.0)
-    with going._keeping:
-        Function.life = 2
-        table.create()
-        back = membership_lib.Membership(other, [device])
-        back.wait_until_entered(60.0, mend=lambda: None)
-        monkeypatch.setattr(membership_lib, "_TOLD_SECONDS", 0.0)
-        back.find_former()
-        assert back.former.state == member_table.MemberState.UNKNOWN
-    # The other tells with a heartbeat, whatever its main thread does.
+    # It looks at no table that is half made.
+    paused = threading.Event()
+    going._keep = paused.set
+    assert paused.wait(60.0)
+    Function.life = 2
+    table.create()
+    back = membership_lib.Membership(other, [device])
+    back.wait_until_entered(60.0, mend=lambda: None)
+    monkeypatch.setattr(membership_lib, "_TOLD_SECONDS", 0.0)
+    back.find_former()
+    assert back.former.state == member_table.MemberState.UNKNOWN
+    if busy:
+        del going._keep
+    else:
+        going.reconnected(chief, [2])
+        going.enter_again()
     monkeypatch.setattr(membership_lib, "_TOLD_SECONDS", 60.0)
     back.find_former()
     assert (back.former.word.epoch, back.former.word.batch) == (50, 3)

@@ -6,7 +6,6 @@ be busy for minutes, in a callback or an evaluation, before it needs the server
 and connects to it.
 """
 
-import contextlib
 import dataclasses
 import os
 import threading
@@ -79,12 +78,15 @@ class Membership:
         self._look = first.function(table.build_rows, [])
         # The first server's table for its next life: see `_keep`.
         self._look_to_keep = first.function(table.build_rows, [], True)
-        self._put_back = first.function(
-            table.build_put_back, table.put_back_signature(), True
+        # For the main thread, and for the heartbeat.
+        self._put_back, self._put_back_early = (
+            first.function(
+                table.build_put_back, table.put_back_signature(), any_life
+            )
+            for any_life in (False, True)
         )
-        # Its rows and its time, as seen last, and the life that it was in.
-        self._kept = self._life_kept = None
-        self._keeping = threading.Lock()
+        # The life of the first server, its rows and its time, as seen last.
+        self._kept = None
         self._beats_to_keep = 0
         self.former = None
         self.is_foreign = False
@@ -129,7 +131,7 @@ class Membership:
             if self._write(server, entered.is_set()):
                 entered.set()
                 if not server:
-                    self._call(self._keep_with_a_beat)
+                    self._call(self._keep)
             self._behind.discard(server)
             if not server:
                 self._call_on_beat()
@@ -200,46 +202,54 @@ class Membership:
         states = member_table.MemberState
         if self.former is None or self.former.state is not states.UNKNOWN:
             return
-        end = time.monotonic() + _TOLD_SECONDS
-        found, has_told = self.tables[0].read_former()
-        while time.monotonic() < end and not all(
-            told or member.state is not states.ALIVE
-            for told, member in zip(has_told, self.read(), strict=True)
-        ):
-            time.sleep(_RETRY_SECONDS)
+        found, untold = [], []
+
+        def have_told():
+            nonlocal found
             found, has_told = self.tables[0].read_former()
+            untold[:] = [
+                member.name
+                for told, member in zip(has_told, self.read(), strict=True)
+                if member.state is states.ALIVE and not told
+            ]
+            return not untold
+
+        try:
+            waiting.wait_until(
+                have_told,
+                what=lambda: (
+                    f"{', '.join(untold)} to tell where this worker was"
+                ),
+                timeout=_TOLD_SECONDS,
+            )
+        except TimeoutError as error:
+            logging.warning("%s Beginning without.", error)
         former = found[self.row]
         # Not this process, which has been there when the server died.
         if former.life != self._life:
             self.former = former
 
-    def _keep_with_a_beat(self):
-        self._beats_to_keep -= 1
-        if self._beats_to_keep > 0:
-            return
-        rows = self._keep()
-        self._beats_to_keep = 1 + (len(rows) - 1) // _ROWS_PER_BEAT
-
     def _keep(self):
-        """Keeps the first server's table, for its next life.
+        """Keeps the first server's table, for its next life; with a heartbeat.
 
         A server that was started again is told of members that it may not have
         heard of: of who has left, and of where those are to go on that were
-        lost with it. At once: their next processes are about to look.
-
-        Returns:
-          The rows.
+        lost with it. At once: their next processes are about to look, and the
+        main thread may be busy.
         """
-        with self._keeping:
-            found, life = self._look_to_keep(), self._look_to_keep.life
-            if self._life_kept != life:
-                known = self._kept or (np.zeros_like(found[0]), 0.0)
-                self._put_back(self.row, *known)
-                # It is seldom called.
-                self._put_back.close()
-                found, life = self._look_to_keep(), self._look_to_keep.life
-            self._kept, self._life_kept = found, life
-            return found[0]
+        self._beats_to_keep -= 1
+        if self._beats_to_keep > 0:
+            return
+        rows, now = self._look_to_keep()
+        life = self._look_to_keep.life
+        if self._kept is None or self._kept[0] != life:
+            _, *known = self._kept or (life, np.zeros_like(rows), now)
+            self._put_back_early(self.row, *known)
+            # It is seldom called.
+            self._put_back_early.close()
+            rows, now = self._look_to_keep()
+        self._kept = life, rows, now
+        self._beats_to_keep = 1 + (len(rows) - 1) // _ROWS_PER_BEAT
 
     def told(self):
         """Returns the `Word` that this worker tells of its training."""
@@ -311,20 +321,20 @@ class Membership:
                 if self._writing[server].locked():
                     self._behind.add(server)
                 self._writing[server] = threading.Lock()
-                if not server:
-                    self._keeping = threading.Lock()
             client.reconnected(address, life)
 
     def enter_again(self):
         """Enters this worker into all tables, one after the other.
 
+        A first server that was started again is told of others, see `_keep`.
+
         Raises:
           tf.errors.OpError: A server is not there, or not ready yet.
         """
-        if not self.is_foreign:
-            # Else a heartbeat does it.
-            with contextlib.suppress(tf.errors.OpError):
-                self._keep()
+        if self._kept is not None and self._kept[0] != self.clients[0].life:
+            # Before anybody decides over who takes part.
+            self._put_back(self.row, *self._kept[1:])
+            self._put_back.close()
         for server in range(len(self.clients)):
             self._put(server, member_table.MemberState.ALIVE)
 

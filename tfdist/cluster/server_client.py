@@ -40,13 +40,16 @@ class ServerClient:
     Args:
       address: Its `host:port`.
       task: Its index among the servers.
+
+    Attributes:
+      life: The life that the main thread has connected to, a number that the
+        server has drawn when it started; None before the first session.
     """
 
     def __init__(self, address, task):
         self.address = address
         self.task = task
-        # Drawn by the server when it started; None before the first session.
-        self._life = None
+        self.life = None
         self._functions = weakref.WeakSet()
 
     def function(self, build, signature, any_life=False):
@@ -73,7 +76,7 @@ class ServerClient:
           address: Where it is.
           life: Its incarnation; None for the one that it turns out to be in.
         """
-        self.address, self._life = address, life
+        self.address, self.life = address, life
 
     def open_session(self, graph, deadline, any_life):
         """Opens a session with the server, in the life that is known or in any.
@@ -94,16 +97,16 @@ class ServerClient:
             ) from error
         try:
             life = self._life_of(session)
-            if not any_life and life != (self._life or life):
+            if not any_life and life != (self.life or life):
                 raise tf.errors.AbortedError(
                     None,
                     None,
                     f"The server at {self.address} was started again, and "
                     "this process has not connected to it yet.",
                 )
-            if self._life is None:
+            if self.life is None:
                 # Not what the main thread has said in the meantime.
-                self._life = life
+                self.life = life
         except BaseException:
             _close(session)
             raise
@@ -134,7 +137,7 @@ class ServerFunction:
       any_life: The same.
 
     Attributes:
-      life: The server's, drawn when it started, of the last call; None before.
+      life: That of the server in the last call; None before.
     """
 
     def __init__(self, client, build, signature, any_life):
