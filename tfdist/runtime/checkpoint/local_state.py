@@ -24,30 +24,93 @@ def read(local):
         kept = kept or inner.has_steps()
     if kept:
         for inner in local.inners:
-            pairs.update(own_weights(local, inner.held))
+            pairs.update(_own_weights(local, inner.held))
     return {name: read_replica(one).numpy() for name, one in pairs.items()}
 
 
-def of_inner(local, inner):
-    """All that is saved of one optimizer, a dict of name to variable.
+class ResumedSteps:
+    """Local steps of a saved state, which are taken up where they were.
+
+    Functions are given the `Local`.
 
     Args:
-      local: The `Local`, whose replicas show what the servers gave last.
-      inner: The `Inner`.
+      arrays: Those of a saved state, a dict of name to array; others than
+        `read` gives are ignored.
+      resumes: Whether this worker takes them up; else nobody does.
     """
-    return {**_done(inner), **own_weights(local, inner.held)}
+
+    def __init__(self, arrays, resumes):
+        self._arrays = {
+            name: array
+            for name, array in arrays.items()
+            if name.startswith(PREFIX)
+        }
+        self._resumes = resumes
+        # Names of own weights that were put back before their optimizer began.
+        self._shown = set()
+
+    def left(self, local):
+        """Returns what is yet to be taken up, a dict of name to array."""
+        is_kept = self._resumes or not local.has_begun
+        return self._arrays if is_kept else {}
+
+    def take_up(self, local):
+        """Takes up the steps of each optimizer that has begun."""
+        for inner in local.inners:
+            pairs = {**_done(inner), **_own_weights(local, inner.held)}
+            if self._arrays.keys().isdisjoint(pairs):
+                continue
+            if self._resumes:
+                left = pairs.keys() - self._shown
+                self._put(local, {name: pairs[name] for name in left})
+            for name in pairs:
+                self._arrays.pop(name, None)
+
+    def show_own(self, local, variables):
+        """Puts back own weights, before a step runs eagerly that may train.
+
+        It computes gradients before its optimizer begins.
+
+        Args:
+          local: The `Local`.
+          variables: All of the strategy's.
+
+        Returns:
+          Whether there were any.
+        """
+        if not self._resumes:
+            return False
+        names = self._arrays.keys() - self._shown
+        found = [
+            variable for variable in variables if _own_name(variable) in names
+        ]
+        if not found:
+            return False
+        # Before, own values and anchors are not told apart.
+        local.show_own()
+        pairs = _own_weights(local, found)
+        self._put(local, pairs)
+        self._shown |= pairs.keys()
+        return True
+
+    def _put(self, local, pairs):
+        local.show_anchor()
+        for name, variable in pairs.items():
+            if name in self._arrays:
+                value = tf.constant(self._arrays[name], variable.dtype)
+                variable.assign_replica(value)
 
 
-def own_weights(local, variables):
+def _own_weights(local, variables):
     """Own values and anchors of variables, a dict of name to variable."""
     pairs = {}
     for variable in variables:
-        pairs[own_name(variable)] = local.shadow(variable)
+        pairs[_own_name(variable)] = local.shadow(variable)
         pairs[f"{PREFIX}anchor/{variable.ordinal}"] = variable
     return pairs
 
 
-def own_name(variable):
+def _own_name(variable):
     """The name of a variable's own value."""
     return f"{PREFIX}own/{variable.ordinal}"
 
@@ -59,18 +122,3 @@ def _done(inner):
     for ordinal, total in inner.accrued.items():
         pairs[f"{prefix}/accrued/{ordinal}"] = total
     return pairs
-
-
-def put(local, pairs, arrays):
-    """Puts back what `read` gave.
-
-    Args:
-      local: The `Local`.
-      pairs: Dict of name to variable.
-      arrays: Dict of name to array; others stay as they are.
-    """
-    local.show_anchor()
-    for name, variable in pairs.items():
-        if name in arrays:
-            value = tf.constant(arrays[name], variable.dtype)
-            variable.assign_replica(value)

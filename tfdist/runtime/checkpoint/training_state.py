@@ -5,7 +5,6 @@ of workers or another `variable_partitioner` can take it up.
 """
 
 import contextlib
-import dataclasses
 import io
 
 from absl import logging
@@ -54,8 +53,7 @@ class TrainingState(tf.train.experimental.PythonState):
         self._on_servers = False
         # Ordinals of what has been put back: a user may have set it since.
         self._placed = set()
-        # Names of own weights that were put back before their optimizer began.
-        self._shown = set()
+        self._local_steps = local_state.ResumedSteps({}, False)
 
     # Reading.
 
@@ -115,18 +113,17 @@ class TrainingState(tf.train.experimental.PythonState):
         arrays.update(local_state.read(self._runtime.local))
         if self._saved is not None:
             # What has not been made use of yet is not lost.
-            arrays = {**self._not_used(arrays), **arrays}
+            arrays = {**self._not_used(), **arrays}
         return SavedState(self._header(updates), arrays)
 
-    def _not_used(self, arrays):
+    def _not_used(self):
         kinds = (saved_slots.ON_SERVERS, saved_slots.ON_WORKER)
-        if self._resumes_steps or not self._runtime.local.has_begun:
-            kinds += (local_state.PREFIX,)
-        return {
+        slots = {
             name: value
             for name, value in self._saved.arrays.items()
-            if name not in arrays and name.startswith(kinds)
+            if name.startswith(kinds)
         }
+        return {**slots, **self._local_steps.left(self._runtime.local)}
 
     def _ahead(self):
         """Steps of this worker that were not exchanged yet, by counter."""
@@ -202,7 +199,11 @@ class TrainingState(tf.train.experimental.PythonState):
         self._saved = fitting_state.of(saved, store, self._methods)
         self._on_servers = on_servers
         self._placed = set()
-        self._shown = set()
+        self._local_steps = local_state.ResumedSteps(
+            self._saved.arrays,
+            # What stands for examples is the first worker's.
+            on_servers and not store.worker_id,
+        )
         for number, _ in store.locals.items():
             self._put_local(number)
         if self._on_servers:
@@ -386,74 +387,24 @@ class TrainingState(tf.train.experimental.PythonState):
 
         It computes gradients before its optimizer begins.
         """
-        corrector = self._runtime.corrector
-        if not (corrector.uses_lookahead and self._on_servers):
-            return
-        known = corrector.ledgers
-        variables = self._store.variables[: self._runtime.committed]
-        new = [
-            variable
-            for variable in variables
-            if variable.role is Role.PARAMETER and variable.ordinal not in known
-        ]
-        trained = saved_slots.by_optimizer(new, self._saved)
-        for counter in variables:
-            if counter.ordinal in trained:
-                ledger = self._runtime.coordination.prepare(counter)
-                corrector.prepare(ledger, trained[counter.ordinal])
+        if self._on_servers and self._runtime.corrector.uses_lookahead:
+            known = self._store.variables[: self._runtime.committed]
+            saved_slots.prepare(self._runtime, known, self._saved)
 
     def show_ahead(self):
         """Called when a correction has got its slots on servers."""
         if self._saved is not None and self._on_servers:
             self._runtime.corrector.show_ahead()
 
-    @property
-    def _resumes_steps(self):
-        """Whether this worker takes up local steps that were saved."""
-        return self._on_servers and not self._store.worker_id
-
     def resume_local_steps(self):
         """Takes up the local steps of each optimizer once it has begun."""
-        local = self._runtime.local
-        if self._saved is None:
-            return
-        arrays = dict(self._saved.arrays)
-        for inner in local.inners:
-            pairs = local_state.of_inner(local, inner)
-            if arrays.keys().isdisjoint(pairs):
-                continue
-            if self._resumes_steps:
-                left = pairs.keys() - self._shown
-                local_state.put(local, {n: pairs[n] for n in left}, arrays)
-            for name in pairs:
-                arrays.pop(name, None)
-        self._saved = dataclasses.replace(self._saved, arrays=arrays)
+        self._local_steps.take_up(self._runtime.local)
 
     def resume_own_weights(self):
-        """Puts back own weights, before a step runs eagerly that may train.
-
-        It computes gradients before its optimizer begins.
-
-        Returns:
-          Whether there were any.
-        """
-        if self._saved is None or not self._resumes_steps:
-            return False
-        local = self._runtime.local
-        names = self._saved.arrays.keys() - self._shown
-        found = [
-            variable
-            for variable in self._store.variables
-            if local_state.own_name(variable) in names
-        ]
-        if not found:
-            return False
-        # Before, own values and anchors are not told apart.
-        local.show_own()
-        pairs = local_state.own_weights(local, found)
-        local_state.put(local, pairs, self._saved.arrays)
-        self._shown |= pairs.keys()
-        return True
+        """Puts back own weights before an eager step; see `ResumedSteps`."""
+        return self._local_steps.show_own(
+            self._runtime.local, self._store.variables
+        )
 
 
 def _name(variable):

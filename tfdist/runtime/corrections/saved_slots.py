@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdist.runtime.coordination import ledger as ledger_lib
 from tfdist.runtime.corrections.slots import dtype_of
+from tfdist.runtime.variables.variables import Role
 
 ON_SERVERS = "correction/"
 ON_WORKER = "own_correction/"
@@ -180,21 +181,24 @@ def _saved_of(variable, saved):
     return found
 
 
-def by_optimizer(variables, saved):
-    """The variables that have saved slots, by their optimizers.
+def prepare(runtime, variables, saved):
+    """Makes slots on servers for optimizers that have taken no step here yet.
 
     Args:
-      variables: List of `ReplicaVariable`.
-      saved: A `SavedState`.
-
-    Returns:
-      A dict of the ordinal of a step counter to a list of variables.
+      runtime: The `Runtime`.
+      variables: List of `ReplicaVariable`, step counters among them.
+      saved: A `SavedState`, whose slots tell what each optimizer trains.
     """
-    found = {}
+    corrector = runtime.corrector
+    known, trained = corrector.ledgers, {}
     for variable in variables:
-        for counter in _saved_of(variable, saved):
-            found.setdefault(int(counter), []).append(variable)
-    return found
+        if variable.role is Role.PARAMETER and variable.ordinal not in known:
+            for counter in _saved_of(variable, saved):
+                trained.setdefault(int(counter), []).append(variable)
+    for counter in variables:
+        if counter.ordinal in trained:
+            ledger = runtime.coordination.prepare(counter)
+            corrector.prepare(ledger, trained[counter.ordinal])
 
 
 def of_worker(corrector):
