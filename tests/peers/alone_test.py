@@ -234,6 +234,9 @@ def test_who_has_joined_is_not_stopped_early_in_later_calls_of_fit(name):
         engine.adopt_model(Moment.FIT, model)
         if joins:
             engine.roster.admit(1, 5)
+            # A callback trains another model in between.
+            engine.adopt_model(Moment.FIT, model)
+            engine.adopt_model(Moment.END_OF_FIT, model)
         engine._is_over = True
         engine.stop_joiners()
     assert stopped == [{1}, set()]

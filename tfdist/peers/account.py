@@ -27,6 +27,14 @@ COLUMNS = 12
     BYTES,
     EMPTY,
 ) = range(COLUMNS)
+_REPORTED = {
+    "applied": APPLIED,
+    "missed": MISSED,
+    "duplicates": DUPLICATES,
+    "foreign": FOREIGN,
+}
+_OF_SENDERS = ("delivered", "lost", "repeated")
+_KEPT = ("before", "fetched", "earlier")
 
 
 class Account(NamedTuple):
@@ -108,3 +116,34 @@ def add(counts, header, fresh, is_known, sent, me, size):
     return tf.tensor_scatter_nd_update(
         counts, sender[None, None], tf.stack(row)[None]
     )
+
+
+def totals(counted, names, me):
+    """Sums up the accounts of all channels.
+
+    Args:
+      counted: Pairs of an `Account` and the list of `PeerSender`s of a channel.
+      names: Names of all workers.
+      me: Number of this worker.
+
+    Returns:
+      A dict: see `PeerToPeerStrategy.update_counts`.
+    """
+    result = {"sent": 0}
+    for key in (*_OF_SENDERS, *_REPORTED, *_KEPT):
+        result[key] = dict.fromkeys(names, 0)
+    for account, senders in counted:
+        result["sent"] += int(account.own.numpy()[0])
+        counts = account.counts.numpy()
+        for worker, name in enumerate(names):
+            for key, column in _REPORTED.items():
+                result[key][name] += int(counts[worker, column])
+            result["before"][name] += account.before.get(worker, 0)
+            result["fetched"][name] += account.fetched[worker]
+            result["earlier"][name] += account.earlier[worker]
+        for sender in senders:
+            for key in _OF_SENDERS:
+                result[key][names[sender.worker]] += getattr(sender, key)
+    for key in set(result) - {"sent"}:
+        del result[key][names[me]]
+    return result

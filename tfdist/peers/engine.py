@@ -422,32 +422,6 @@ class PeerEngine(engine_lib.Engine):
         Returns:
           A dict: see `PeerToPeerStrategy.update_counts`.
         """
-        names = self.roster.names
-        columns = {
-            "applied": account.APPLIED,
-            "missed": account.MISSED,
-            "duplicates": account.DUPLICATES,
-            "foreign": account.FOREIGN,
-        }
-        of_senders = "delivered", "lost", "repeated"
-        kept = "before", "fetched", "earlier"
-        result = {"sent": 0}
-        for key in (*of_senders, *columns, *kept):
-            result[key] = dict.fromkeys(names, 0)
-        for counted, senders in self._counted.values():
-            result["sent"] += int(counted.own.numpy()[0])
-            counts = counted.counts.numpy()
-            for key, column in columns.items():
-                for worker, name in enumerate(names):
-                    result[key][name] += int(counts[worker, column])
-            for worker, name in enumerate(names):
-                result["before"][name] += counted.before.get(worker, 0)
-                result["fetched"][name] += counted.fetched[worker]
-                result["earlier"][name] += counted.earlier[worker]
-            for sender in senders:
-                for key in of_senders:
-                    number = getattr(sender, key)
-                    result[key][names[sender.worker]] += number
-        for key in set(result) - {"sent"}:
-            del result[key][names[self.roster.worker_id]]
-        return result
+        return account.totals(
+            self._counted.values(), self.roster.names, self.roster.worker_id
+        )
