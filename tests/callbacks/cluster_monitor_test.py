@@ -14,12 +14,15 @@ import tensorflow as tf
 from tests import nightly
 from tests.callbacks import leave_early
 from tests.callbacks import train_with_monitor as script
+from tests.callbacks.monitored import compiled_model
+from tests.callbacks.monitored import fit
+from tests.callbacks.monitored import rows_of
+from tests.callbacks.monitored import updates_of
 from tests.multi_process import scripts
 import tfdist
 from tfdist.callbacks import ClusterMonitor
 from tfdist.callbacks import cluster_monitor
 from tfdist.cluster import preemption
-from tfdist.runtime.checkpoint.training_state import TrainingState
 from tfdist.runtime.exchange import journal as journal_lib
 from tfdist.runtime.exchange.journal import ExchangeRecord
 
@@ -28,38 +31,10 @@ FIELDS = {field.name for field in dataclasses.fields(ExchangeRecord)}
 FIGURES = FIELDS - {"time", "version", "pulled", "arrival", "pulled_by_server"}
 
 
-def compiled_model(strategy):
-    with strategy.scope():
-        model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
-        model.compile("sgd", "mse", metrics=["mae"])
-    return model
-
-
 @pytest.fixture(scope="module")
 def model():
     """A model that tests of one process train in turns."""
     return compiled_model(tfdist.AsyncStrategy())
-
-
-def updates_of(model):
-    return sum(model.distribute_strategy.updates_applied())
-
-
-def fit(model, *callbacks, batches, epochs=1, batch_size=2):
-    """Trains in one process; returns Keras's history."""
-    x = np.ones([batches * batch_size, 2], np.float32)
-    return model.fit(
-        x,
-        x[:, :1],
-        batch_size=batch_size,
-        epochs=epochs,
-        callbacks=list(callbacks),
-        verbose=0,
-    ).history
-
-
-def rows_of(path):
-    return [json.loads(line) for line in pathlib.Path(path).open()]
 
 
 def scalars(directory):
@@ -239,114 +214,6 @@ def test_without_a_directory_a_summary_is_all(
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize(
-    "synchronization",
-    nightly.also(
-        [tfdist.synchronization.Sync()], [tfdist.synchronization.Async()]
-    ),
-    ids=repr,
-)
-def test_a_second_fit_counts_its_own_steps(tmp_path, synchronization):
-    strategy = tfdist.ParameterServerStrategy(synchronization=synchronization)
-    model = compiled_model(strategy)
-    for fits in (1, 2):
-        monitor = ClusterMonitor(tmp_path, verbose=0)
-        fit(model, monitor, batches=4)
-        assert monitor.summary["gradients_pushed"] == 4
-        assert monitor.summary["gradients_accepted"] == 4
-        assert monitor.summary["gradients_dropped"] == 0
-        assert monitor.summary["updates_applied"] == 4 * fits
-        rows = rows_of(monitor.jsonl_path)
-        assert [row["step"] for row in rows] == [1, 2, 3, 4]
-        assert rows[0]["version"] == 4 * (fits - 1) + 1
-
-
-class _Counted:
-    """A strategy's servers, which have also counted for another worker."""
-
-    OTHER = "/job:worker/task:1"
-
-    def __init__(self, strategy, monkeypatch, pushed):
-        self.pushed, self.report = pushed, None
-        self._counts, self._collect = strategy.gradient_counts, strategy.collect
-        monkeypatch.setattr(strategy, "gradient_counts", self._all_counts)
-        monkeypatch.setattr(strategy, "collect", self._all_reports)
-
-    def push(self, number):
-        """It pushes gradients."""
-        self.pushed += number
-
-    def _all_counts(self):
-        count = {"pushed": self.pushed, "accepted": self.pushed}
-        nothing = {"dropped": 0, "staleness": 0}
-        return {**self._counts(), self.OTHER: {**count, **nothing}}
-
-    def _all_reports(self, topic):
-        found = self._collect(topic)
-        if self.report is not None:
-            found[self.OTHER] = self.report
-        return found
-
-
-@pytest.fixture
-def numbered(monkeypatch):
-    """Calls of `fit` have numbers, as on a cluster; one that is set."""
-    number = [1]
-    monkeypatch.setattr(
-        TrainingState, "fit_number", property(lambda _: number[0])
-    )
-    return number
-
-
-def test_what_another_worker_did_in_an_earlier_fit_does_not_count(
-    monkeypatch, numbered
-):
-    strategy = tfdist.AsyncStrategy()
-    model = compiled_model(strategy)
-    fit(model, ClusterMonitor(verbose=0), batches=2)
-    ((name, of_first_fit),) = strategy.collect("figures").items()
-    counted = _Counted(strategy, monkeypatch, pushed=100)
-    # It left its figures, and then left.
-    counted.report = of_first_fit
-    for numbered[0], pushes in ((2, 0), (3, 1)):
-        push = keras.callbacks.LambdaCallback(
-            on_train_batch_end=lambda batch, logs, n=pushes: counted.push(n)
-        )
-        monitor = ClusterMonitor(verbose=0)
-        fit(model, monitor, push, batches=3)
-        assert monitor.summary["gradients_pushed"] == 3 + 3 * pushes
-        steps = {w["name"]: w["steps"] for w in monitor.summary["workers"]}
-        assert steps == {name: 3, counted.OTHER: 3 * pushes}
-
-
-def test_a_process_that_is_started_again_counts_from_where_its_fit_began(
-    monkeypatch, numbered
-):
-    strategy = tfdist.AsyncStrategy()
-    model = compiled_model(strategy)
-    fit(model, ClusterMonitor(verbose=0), batches=2)
-    numbered[0] = 2
-    fit(model, ClusterMonitor(verbose=0), batches=3)
-    # Its next process has made no exchange, and passes the first call.
-    monkeypatch.setattr(type(strategy.journal), "count", 0)
-    again = ClusterMonitor(verbose=0)
-    again.set_model(model)
-    numbered[0] = 1
-    monkeypatch.setattr(TrainingState, "is_passed", True)
-    again.on_train_begin()
-    again.on_train_end()
-    numbered[0] = 2
-    monkeypatch.setattr(TrainingState, "is_passed", False)
-    again.on_train_begin()
-    (left,) = strategy.collect("figures").values()
-    assert left["counts_before"]["pushed"] == 2
-    # In a call of `fit` of which it has left nothing, from now on.
-    numbered[0] = 3
-    again.on_train_begin()
-    (left,) = strategy.collect("figures").values()
-    assert left["counts_before"]["pushed"] == 5
-
-
 @pytest.mark.parametrize("every", [0, -3])
 def test_bad_every_batches_is_refused(every):
     with pytest.raises(
@@ -522,13 +389,3 @@ def test_each_epoch_begins_with_the_newest_parameters(model):
     late = LateWorker()
     fit(model, ClusterMonitor(verbose=0), late, batches=1, epochs=3)
     assert late.seen == [True] * 3
-
-
-def test_without_servers_each_call_of_fit_has_its_own_figures():
-    model = compiled_model(tfdist.AllReduceStrategy())
-    for batches in (2, 3):
-        monitor = ClusterMonitor(verbose=0)
-        fit(model, monitor, batches=batches)
-        assert monitor.summary["gradients_pushed"] == batches
-        (worker,) = monitor.summary["workers"]
-        assert worker["steps"] == batches
