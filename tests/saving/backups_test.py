@@ -1,12 +1,14 @@
 """A `BackupAndRestore` of a chief that was killed and started again."""
 
 import itertools
+import types
 
 import keras
 import numpy as np
 import pytest
 
 from tests.runtime.exchange import delay_test
+from tests.runtime.replicas import first_values_test
 from tfdist.saving import callbacks
 
 _runs = itertools.count()
@@ -66,6 +68,31 @@ def test_servers_keep_what_they_have_learned_since_the_backup(
     for worker in (first, again):
         for now, before in zip(worker.values(), trained, strict=True):
             np.testing.assert_array_equal(now, before)
+
+
+@pytest.mark.parametrize("has_committed", [False, True])
+def test_what_servers_have_lost_is_as_in_the_backup(tmp_path, has_committed):
+    """As when all workers and one of several servers died."""
+    run = next(_runs)
+    first = chief(run)
+    x = np.ones([4, delay_test.FEATURES], "float32")
+    first.step(x, x[:, :1])
+    saved = first.values()
+    first.backup(tmp_path).on_epoch_end(2)
+    kernel = first.model.weights[0].value
+    first_values_test.lose(first.runtime, kernel)
+    again = chief(run)
+    again.runtime.recovery = types.SimpleNamespace(
+        wait_until_settled=lambda *_: True,
+        is_needed=False,
+        call=lambda function, *arguments: function(*arguments),
+    )
+    if has_committed:
+        again.runtime.commit()
+    again.backup(tmp_path).on_train_begin()
+    again.runtime.commit()
+    again.runtime.pull()
+    np.testing.assert_array_equal(again.values()[0], saved[0])
 
 
 def test_a_new_run_begins_with_the_backup(tmp_path):

@@ -131,7 +131,7 @@ def comes_back(number, last, rate=0.5):
     worker = Worker(number, [row, *table(1, 1)[1:]])
     worker.membership.former = row
     worker.runtime.local = worker.runtime.coordination = types.SimpleNamespace(
-        waits=False, keeps_own_values=False
+        waits=False, keeps_own_values=False, leave_if_over=lambda: None
     )
     worker.model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     worker.model.compile(keras.optimizers.SGD(rate), "mse")
@@ -161,6 +161,19 @@ def test_a_chief_that_comes_back_goes_on_with_the_rates_that_it_had_told(
     fit.find_rates()
     worker.chief_decisions._tell_begun(fit)
     assert worker.membership.fits.word.rates == (0.0625,)
+
+
+def test_a_call_that_is_tried_again_keeps_the_rate_that_was_set_meanwhile():
+    last = fit_progress.Word(
+        reached=fit_progress.begun(1), epoch=4, batch=7, rates=(0.125,)
+    )
+    worker, rate = comes_back(0, last)
+    assert float(rate) == 0.125
+    rate.assign(0.0625)
+    # It has failed before its first step.
+    begin(worker)
+    assert worker.chief_decisions.fit_number == 1
+    assert float(rate) == 0.0625
 
 
 def test_another_worker_that_comes_back_begins_with_the_rates_of_the_chief():
