@@ -101,8 +101,8 @@ def only_launcher(pid: int | None) -> int:
         running = launchers()
     except OSError as error:
         raise usage.UsageError(
-            "The directory in which launchers are found (in "
-            f"$XDG_RUNTIME_DIR, or else of temporary files): {error}"
+            "The directory of launchers' sockets, in $XDG_RUNTIME_DIR or else "
+            f"in that of temporary files, cannot be used: {error}"
         ) from error
     if pid is None:
         if not running:

@@ -332,7 +332,7 @@ class ExchangeBuilder:
         whole = {r.record.variable.ordinal: r for r in request.replays}
         for ordinal in sorted(whole.keys() - request.tables.keys()):
             variable = whole[ordinal].record.variable
-            if rows.is_kept(variable):
+            if rows.is_stamped(variable):
                 rows.mark_all(store.row_stamps(variable), variable, number)
         return kept
 

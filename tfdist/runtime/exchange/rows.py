@@ -33,8 +33,8 @@ def is_large(variable):
     )
 
 
-def is_kept(variable):
-    """Whether servers note when rows of `variable` change.
+def is_stamped(variable):
+    """Whether servers stamp rows of `variable` with their versions.
 
     Whoever changes it: other workers may pull rows of it, or will do so.
     """

@@ -290,7 +290,7 @@ class Restorer:
             stale.append(tf.cast(put, tf.int32))
             kept.append(1 - stale[-1])
         for variable in self._variables():
-            if rows.is_kept(variable) and variable.shard == shard:
+            if rows.is_stamped(variable) and variable.shard == shard:
                 # Other workers may pull rows of it that this one does not.
                 rows.mark_all(store.row_stamps(variable), variable, mine)
         zero = [tf.zeros([], tf.int32)]

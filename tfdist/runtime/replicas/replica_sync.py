@@ -404,7 +404,7 @@ class Synchronizer:
                     number, counted = store.build_count_write(shard)
                     done.append(counted)
                     writes.setdefault(shard, []).append(number)
-                    if rows.is_kept(variable):
+                    if rows.is_stamped(variable):
                         done.append(self._stamp_all_rows(variable))
             with tf.control_dependencies(done):
                 store.unlock(shard, lock)

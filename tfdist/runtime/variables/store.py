@@ -356,8 +356,7 @@ class ParameterStore(resources.Resources):
     def pulled_writes(self, shard):
         """Assignments on `shard` that this worker knows, scalar int64.
 
-        There may be more in its replicas: exchanges of an optimizer's step do
-        not ask.
+        There may be more in its replicas: exchanges do not ask.
         """
         return self._pulled_writes[shard].read_value()
 
