@@ -117,7 +117,8 @@ class ExchangeBuilder:
             self._number = self._runtime.marks.next_number()
         # All servers are asked before any answer is waited for.
         responses, accepted = self._ask(self._shards)
-        with tf.control_dependencies(pull_response.arrivals(responses)):
+        all_here = pull_response.all_here(store, responses)
+        with tf.control_dependencies([all_here]):
             done = [
                 op
                 for response in responses

@@ -5,6 +5,7 @@ import dataclasses
 import tensorflow as tf
 
 from tfdist.runtime.exchange import rows
+from tfdist.runtime.variables import resources
 from tfdist.runtime.variables.variables import Role
 
 _PULLED = (Role.PARAMETER, Role.STATE, Role.AVERAGED)
@@ -63,13 +64,14 @@ def pulled_from(store, shard, records, iterations):
     return [fresh[ordinal] for ordinal in sorted(fresh)]
 
 
-def arrivals(responses):
-    """The operations after which all answers are here as a whole.
+def all_here(store, responses):
+    """Builds the operation that runs when all answers are here as a whole.
 
     Nothing is put into replicas before: where a server dies in the middle of
     its answer, they stay of one update, to which it may be restored.
 
     Args:
+      store: The `ParameterStore`.
       responses: List of `PullResponse`.
     """
     found = []
@@ -82,7 +84,8 @@ def arrivals(responses):
             for tensor in (response.told, response.repeated)
             if tensor is not None
         ]
-    return [tensor.op for tensor in found]
+    arrived = [tensor.op for tensor in found]
+    return resources.one_after(arrived, store.worker_device)
 
 
 def bring_home(store, response, is_step):

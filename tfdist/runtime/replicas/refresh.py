@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from tfdist.runtime.replicas import consistent_read
 from tfdist.runtime.variables import copies
+from tfdist.runtime.variables import resources
 from tfdist.runtime.variables import transfer
 from tfdist.runtime.variables.variables import Role
 
@@ -54,13 +55,14 @@ class Refresh:
                     shard, here, locks[shard], held, marks[shard : shard + 1]
                 )
                 found.append((shard, here, *read))
-        # As a whole or not at all, see `pull_response.arrivals`.
+        # As a whole or not at all, see `pull_response.all_here`.
         arrived = [
             tensor.op
             for _, _, values, totals, counts, updates in found
             for tensor in (*values, *totals, *counts, *updates)
         ]
-        with tf.control_dependencies(arrived):
+        all_here = resources.one_after(arrived, store.worker_device)
+        with tf.control_dependencies([all_here]):
             self._put_all(found)
         with tf.device(store.worker_device):
             return [tf.identity(mark) for mark in marks]

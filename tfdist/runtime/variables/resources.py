@@ -50,6 +50,21 @@ class Counter:
         )
 
 
+def one_after(operations, device):
+    """Builds one operation that runs after all of `operations`.
+
+    What comes after all of them then comes after this one. Where that is many
+    operations too, as many edges as the product of both numbers would burden
+    each step.
+
+    Args:
+      operations: List of operations.
+      device: Name of the device on which it runs.
+    """
+    with tf.device(device), tf.control_dependencies(operations):
+        return tf.no_op()
+
+
 def effects(operations):
     """Those of `operations` that read or change something, a list.
 
