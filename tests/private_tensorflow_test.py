@@ -238,6 +238,19 @@ def test_a_function_that_xla_compiles_as_a_whole_is_known_and_taken_back():
     assert seen[3:] == [False, False, False]
 
 
+def test_graphs_are_optimized_outside_of_a_scope_alone():
+    def operations_of(scope):
+        function = tf.function(lambda: tf.constant(2) + 3, autograph=False)
+        concrete = function.get_concrete_function()
+        with scope, context.collect_graphs(optimized=True) as graphs:
+            assert int(concrete()) == 5
+        return {node.op for graph in graphs for node in graph.node}
+
+    assert "AddV2" not in operations_of(contextlib.nullcontext())
+    assert "AddV2" in operations_of(private_tensorflow.unoptimized())
+    assert "AddV2" not in operations_of(contextlib.nullcontext())
+
+
 @pytest.mark.parametrize("outside", [True, False])
 def test_what_is_read_outside_of_functions_is_no_part_of_one(outside):
     own, read, called = (tf.Variable(k) for k in range(3))

@@ -6,6 +6,7 @@ file to check; `tests/private_tensorflow_test.py` has a canary for each.
 """
 
 import contextlib
+import functools
 import sys
 
 import tensorflow as tf
@@ -186,6 +187,33 @@ def outside_of_xla():
             stack.enter_context(graph.control_dependencies(None))
             graph = getattr(graph, "outer_graph", None)
         yield
+
+
+@contextlib.contextmanager
+def unoptimized():
+    """Scope in which functions are called as they were built.
+
+    TensorFlow optimizes the graph of a function when it is first called, which
+    takes longer than to build it, and as long again where a later call is
+    outside of this scope. `tf.config.optimizer` does the same for all threads.
+    """
+    eager = context.context()
+    usual = eager.function_call_options
+    eager.function_call_options = context.FunctionCallOptions(
+        usual.executor_type, _unoptimized(usual.config_proto_serialized)
+    )
+    try:
+        yield
+    finally:
+        eager.function_call_options = usual
+
+
+@functools.cache
+def _unoptimized(config):
+    """A serialized `ConfigProto` without the optimization of graphs."""
+    config = tf.compat.v1.ConfigProto.FromString(config)
+    config.graph_options.rewrite_options.min_graph_nodes = 2**31 - 1
+    return config
 
 
 @contextlib.contextmanager

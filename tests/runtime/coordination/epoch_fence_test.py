@@ -268,12 +268,15 @@ def test_who_dies_in_the_middle_leaves_the_new_epoch_to_the_next(
 
 
 def test_no_branch_under_the_locks_runs_on_the_worker():
-    ledger = worker(1).ledger
-    ledger.renew([0, next(_lives)])
-    (function,) = ledger._renewal._functions.values()
+    function = tf.function(worker(1).ledger._renewal._build, autograph=False)
+    graph = function.get_concrete_function(
+        tf.TensorSpec([2], tf.int64),
+        tf.TensorSpec([WORKERS], tf.bool),
+        tf.TensorSpec([], tf.int64),
+    ).graph
     branches = {
         tf.DeviceSpec.from_string(op.device).device_index
-        for op in function.graph.get_operations()
+        for op in graph.get_operations()
         if op.type in ("If", "StatelessIf")
     }
     assert branches == {1, 2}

@@ -8,13 +8,23 @@ from tfdist import private_tensorflow
 def trace(build, *tensors):
     """The function that `build` builds of such tensors.
 
-    TensorFlow warns of functions that are made again and again, by what builds
-    them, unless they are traced before they are called.
+    It is called rarely, as it was built: optimizing its graph would cost more
+    than it saves. TensorFlow warns of functions that are made again and again,
+    by what builds them, unless they are traced before they are called.
     """
     function = tf.function(build, autograph=False)
     specs = [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
     with private_tensorflow.outside_of_functions():
-        return function.get_concrete_function(*specs)
+        concrete = function.get_concrete_function(*specs)
+
+    def call(*tensors):
+        with private_tensorflow.unoptimized():
+            return concrete(*tensors)
+
+    # Not all of `functools.wraps`: `build` holds variables, which would live
+    # as long as this.
+    call.__qualname__ = concrete.name.decode()
+    return call
 
 
 class Traced:
