@@ -99,6 +99,43 @@ def test_all_reduce_clips_the_mean_of_all_gradients():
 
 
 @pytest.mark.parametrize(
+    "exchange", [SynchronousExchange(), PeerExchange()], ids=lambda e: e.name
+)
+def test_each_worker_has_dropout_masks_of_its_own(exchange):
+    size = 256
+
+    def build():
+        model = keras.Sequential(
+            [
+                keras.Input((size,)),
+                keras.layers.Dropout(0.5),
+                keras.layers.Dense(
+                    1, use_bias=False, kernel_initializer="zeros"
+                ),
+                keras.layers.Reshape(()),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(1.0), lambda y, p: p)
+        return model
+
+    # A batch of one example each: a gradient is 2 where an input is kept.
+    history = simulation.simulate(
+        build,
+        (np.ones((2, size), "float32"), np.zeros(2, "float32")),
+        exchange,
+        num_workers=2,
+        batch_size=1,
+    )
+    sums = -history.model.get_weights()[0][:, 0]
+    if exchange == SynchronousExchange():
+        sums *= 2  # Means of both.
+    counts = [np.count_nonzero(sums == both) for both in (0, 2, 4)]
+    # A quarter, a half, a quarter, within six standard deviations.
+    assert abs(counts[1] - size / 2) < 6 * np.sqrt(size / 4)
+    assert sum(counts) == size
+
+
+@pytest.mark.parametrize(
     ("exchange", "strategy"),
     [(ServerExchange(), "async"), (SynchronousExchange(), "sync")],
     ids=["server", "all_reduce"],
