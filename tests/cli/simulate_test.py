@@ -179,7 +179,7 @@ WRONG = {
     ),
     "work of gossip": (
         ["--strategy=gossip", "--work=queue"],
-        ["--work=queue", "gossip", "no server"],
+        ["--work", "gossip", "work='queue'"],
     ),
     "portions alone": (
         ["--portions_per_worker=3"],

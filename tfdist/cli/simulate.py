@@ -116,8 +116,7 @@ def main(argv: Sequence[str]) -> int:
         method_checks.check(
             "strategy", [values.strategy], [values.num_workers], trained
         )
-        method_checks.check_without_servers(values, [values.strategy])
-        method_checks.check_work(values, [values.strategy])
+        method_checks.check_cluster(values, [values.strategy])
     else:
         trained.check_workers(values.num_workers)
     cluster = assumed_cluster.make(values, trained, values.num_workers)

@@ -155,12 +155,7 @@ def simulate(
         )
     exchange, name = as_exchange(strategy)
     if exchange is not None:
-        arguments.refuse_all_but(
-            "peer_to_peer, gossip and exchanges",
-            num_servers=(num_servers, 1),
-            failures=(list(failures), []),
-            work=(work, "shares"),
-        )
+        arguments.check_exchange(num_servers, failures, work)
         return flat_run.simulate(
             model_fn,
             data,
