@@ -69,7 +69,7 @@ def compare(
       dataset: As for `simulate`.
       strategies: List of what `simulate` takes, of different names.
       num_workers: List of numbers of workers.
-      learning_rates: List of numbers.
+      learning_rates: List of numbers above 0, or None for the model's own.
       extra_rates: How many further rates are tried at most for a method on a
         number of workers while its best one is the least or the greatest that
         it was tried with. Each is as far from that as that is from its
@@ -111,6 +111,9 @@ def compare(
         ("seeds", seeds),
     ):
         _check_different(name, list(values))
+    for rate in learning_rates:
+        if rate is not None:
+            checks.positive("learning_rates", rate)
     for name in ("seed", "strategy"):
         if name in arguments:
             raise ValueError(f"compare takes {name} as a list, not {name}.")
