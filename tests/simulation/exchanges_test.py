@@ -15,6 +15,7 @@ from tfdist.simulation.exchange_peers import PeerExchange
 from tfdist.simulation.exchange_server import ServerExchange
 from tfdist.simulation.exchange_together import AveragingExchange
 from tfdist.simulation.exchange_together import SynchronousExchange
+from tfdist.simulation.flat_model import FlatModel
 
 DATA = quadratic.X, quadratic.Y
 SHORT = {"epochs": 2, "batch_size": quadratic.BATCH, "shuffle": False}
@@ -218,6 +219,26 @@ def test_at_rate_0_the_residual_stays_and_momentum_is_sent_whole(momentum):
     np.testing.assert_allclose(weights, 2 * weight, rtol=1e-6)
     # Nothing is sent of a step that changes nothing.
     assert history.updates == (24 if momentum else 8)
+
+
+def test_gradients_of_eight_workers_are_computed_in_one_call(monkeypatch):
+    sizes = []
+    several = FlatModel._build_several
+
+    def build(self, weights, states, rows):
+        sizes.append(rows.shape[0])  # Once for each size.
+        return several(self, weights, states, rows)
+
+    monkeypatch.setattr(FlatModel, "_build_several", build)
+    simulation.simulate(
+        quadratic.model_fn(),
+        DATA,
+        SynchronousExchange(),
+        num_workers=8,
+        compute=simulation.Constant(0.1),
+        **SHORT,
+    )
+    assert 8 in sizes
 
 
 def test_the_last_update_is_evaluated_when_it_is_made():
