@@ -67,7 +67,8 @@ def compare(
         `model_fn` of `simulate`, as `tasks.BuiltInTask.model_fn`. It is given
         None for a rate if `learning_rates` has it.
       dataset: As for `simulate`.
-      strategies: List of what `simulate` takes, of different names.
+      strategies: List of what `simulate` takes, of different names; neither a
+        `VirtualExchange` nor a `Sandblaster`.
       num_workers: List of numbers of workers.
       learning_rates: List of numbers above 0, or None for the model's own.
       extra_rates: How many further rates are tried at most for a method on a
@@ -77,7 +78,7 @@ def compare(
       momentum: Of the optimizer; of DANA where that corrects, the optimizer
         then has none. None: 0, and DANA's own. A text that says
         `dana:momentum=0.5` has the last word.
-      seeds: List of ints.
+      seeds: List of ints, each set for this process as by `simulate`.
       single: Whether to train with one worker alone, too, undisturbed by
         network and failures: speed-ups are over that.
       single_compute: Its `ComputeTime`; default: `compute`.
