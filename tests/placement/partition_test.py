@@ -76,11 +76,10 @@ def test_branches_are_spread():
 def test_one_device_is_best_where_links_are_slow():
     nodes = [Node(n, 1, output_bytes=9) for n in "rxyj"]
     graph = CostGraph(nodes, ["rx", "ry", "xj", "yj"])
-    slow = Devices(("A", "B"), bytes_per_second=1, speeds=(1, 2))
+    slow = Devices(("A", "B"), bytes_per_second=1)
     found = partition(graph, slow)
-    # And it is the faster one.
-    assert found.placement == dict.fromkeys("rxyj", "B")
-    assert found.seconds == 2
+    assert len(set(found.placement.values())) == 1
+    assert found.seconds == 4
 
 
 def test_what_was_tried_is_told():
