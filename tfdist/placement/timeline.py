@@ -11,24 +11,6 @@ import heapq
 from tfdist.event_queue import EventQueue
 
 
-def lower_bound(graph, devices):
-    """Seconds that no placement's step can be faster than.
-
-    The longest way through the graph without transfers, and all work shared
-    by all devices without a pause.
-
-    Args:
-      graph: A `CostGraph`.
-      devices: A `Devices`.
-
-    Returns:
-      A float.
-    """
-    path = longest_paths(graph, [node.seconds for node in graph.nodes])
-    work = sum(node.seconds for node in graph.nodes)
-    return max(max(path), work / len(devices))
-
-
 def longest_paths(graph, seconds, transfers=None):
     """The longest way from each node's begin to an end.
 
