@@ -174,10 +174,7 @@ class FlatRun:
         self.num_workers = num_workers
         self.network = network
         self.first = first
-        server = network.server_bandwidth_gbps or network.bandwidth_gbps
-        self.nodes = Nodes(
-            network, [network.bandwidth_gbps] * num_workers + [server]
-        )
+        self.nodes = Nodes(network, num_workers, num_servers=1)
         self.streams = [
             np.random.default_rng([seed, worker, 1])
             for worker in range(num_workers)
