@@ -1,5 +1,25 @@
 """Tests that pytest runs."""
 
+def pytest_package(deps):
+    """Makes the library "support" of all but tests, and a py_test of each test.
+
+    Args:
+      deps: Libraries that "support" needs.
+    """
+    native.py_library(
+        name = "support",
+        testonly = True,
+        srcs = native.glob(
+            ["*.py"],
+            exclude = ["*_test.py"],
+        ),
+        deps = deps,
+    )
+    pytest_tests(
+        srcs = native.glob(["*_test.py"]),
+        deps = [":support"],
+    )
+
 def pytest_tests(srcs, deps = []):
     """Makes a py_test of each file.
 

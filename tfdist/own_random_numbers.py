@@ -2,7 +2,10 @@
 
 import contextlib
 
+import numpy as np
 import tensorflow as tf
+
+from tfdist import variable_names
 
 _SEED_STRIDE = 1_000_003
 _MAX_SEED = 2**31 - 1
@@ -67,6 +70,25 @@ def spread_seed(state, worker):
     """
     seed, *rest = state.tolist()
     return [_seed_of(worker, seed), *rest]
+
+
+def spread_seeds(variables, values, worker):
+    """Gives a worker random streams of its own, among values of variables.
+
+    Args:
+      variables: List of `keras.Variable`.
+      values: Their values, a list of arrays or eager tensors.
+      worker: Number of the worker.
+
+    Returns:
+      The worker's values, a list.
+    """
+    return [
+        tf.constant(spread_seed(np.asarray(value), worker), variable.dtype)
+        if variable_names.is_seed(variable.name)
+        else value
+        for variable, value in zip(variables, values, strict=True)
+    ]
 
 
 def _seed_of(worker, seed):

@@ -171,6 +171,7 @@ WRONG = {
         ["--strategies=backup_workers", "--num_workers=3"],
         ["--strategies", "less than 4 workers"],
     ),
+    "compute": (["--compute=constant:0"], ["--compute=constant:0", "above 0"]),
     "epochs": (["--epochs=0"], ["--epochs=0", "at least 1"]),
     "steps": (["--steps_measured=0"], ["--steps_measured", "at least 1"]),
     "step_seconds": (["--step_seconds=0"], ["--step_seconds", "above 0"]),

@@ -169,7 +169,7 @@ def test_progress_is_shown_if_asked_for(tmp_path, capsys):
 
 WRONG = {
     "argument": (["train.py"], ["flags alone", "train.py"]),
-    "steps": (["--gantt_steps=0"], ["--gantt_steps=0", "at least 1"]),
+    "workers": (["--num_workers=0"], ["--num_workers=0", "at least 1"]),
     "output_dir": (["--output_dir=FILE/a"], ["--output_dir", "directory"]),
     "slow": (["--slow=4:2"], ["--slow=4:2", "from 0 to 3"]),
     "strategy": (["--strategy=sink"], ["--strategy", "'sink'"]),
@@ -179,7 +179,7 @@ WRONG = {
     ),
     "work of gossip": (
         ["--strategy=gossip", "--work=queue"],
-        ["--work=queue", "gossip", "no server"],
+        ["--work", "gossip", "work='queue'"],
     ),
     "portions alone": (
         ["--portions_per_worker=3"],

@@ -131,8 +131,11 @@ WRONG_CLUSTER = {
     "slow_twice": ("--slow=1:2 --slow=1:3", "--slow=1:3", "once"),
     "tail": ("--tail=2:1", "--tail=2:1", "PROBABILITY:SECONDS"),
     "failure": ("--failure=1:5:4", "--failure=1:5:4", "UNTIL later than AT"),
+    "failure_absent": ("--failure=4:1", "--failure", "from 0 to 3"),
+    "dead_twice": ("--failure=0:3 --failure=0:5", "--failure", "dies again"),
     "bandwidth": ("--bandwidth_gbps=0", "--bandwidth_gbps=0", "above 0"),
-    "timeout": ("--worker_timeout=inf", "--worker_timeout=inf", "at least 0"),
+    "timeout": ("--worker_timeout=inf", "--worker_timeout=inf", "above 2"),
+    "heartbeats": ("--worker_timeout=2", "--worker_timeout=2", "above 2"),
 }
 
 

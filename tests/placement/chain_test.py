@@ -76,7 +76,6 @@ def costs(graph, devices, pipeline, stages):
         seconds = sum(n.forward_seconds + n.backward_seconds for n in nodes)
         if pipeline.recompute:
             seconds += sum(n.forward_seconds for n in nodes)
-        seconds /= min(devices.speeds[device] for device in used)
         weights = sum(n.weight_bytes for n in nodes)
         if replicas > 1:
             # Micro-batches in turn, and then one all-reduce for all of them.

@@ -93,13 +93,11 @@ def devices(draw, most=4, limits=some_limits):
     """Devices "A", "B", ..., equal or not."""
     count = draw(st.integers(1, most))
     each = st.lists(limits, min_size=count, max_size=count)
-    speeds = st.lists(st.sampled_from([1, 2]), min_size=count, max_size=count)
     return Devices(
         tuple("ABCDEF"[:count]),
         draw(limits | each),
         draw(st.sampled_from([0, 1])),
         draw(st.sampled_from([0.5, 1, 4, float("inf")])),
-        draw(st.none() | speeds),
     )
 
 

@@ -69,7 +69,6 @@ def test_a_transfer_takes_its_latency_and_its_bytes():
 def test_devices_are_equal_or_not():
     assert Devices(("A", "B"), 5).are_equal
     assert not Devices(("A", "B"), (5, None)).are_equal
-    assert not Devices(("A", "B"), speeds=(1, 2)).are_equal
     assert Devices(("A", "B"), (5, None)).limit(1) == math.inf
 
 
@@ -111,11 +110,6 @@ def two(*edges, **kwargs):
         (
             lambda: Devices(("A", "B"), (1,)),
             "`memory_limits` of Devices must be one",
-        ),
-        (lambda: Devices(("A",), speeds=(0,)), "speeds.*Received: speeds=0"),
-        (
-            lambda: Devices(("A",), speeds=(1, 2)),
-            "`speeds` of Devices must be one",
         ),
         (lambda: Devices(("A",), None, 0, 0), "bytes_per_second.*ed: .*=0"),
     ],

@@ -76,11 +76,10 @@ def test_branches_are_spread():
 def test_one_device_is_best_where_links_are_slow():
     nodes = [Node(n, 1, output_bytes=9) for n in "rxyj"]
     graph = CostGraph(nodes, ["rx", "ry", "xj", "yj"])
-    slow = Devices(("A", "B"), bytes_per_second=1, speeds=(1, 2))
+    slow = Devices(("A", "B"), bytes_per_second=1)
     found = partition(graph, slow)
-    # And it is the faster one.
-    assert found.placement == dict.fromkeys("rxyj", "B")
-    assert found.seconds == 2
+    assert len(set(found.placement.values())) == 1
+    assert found.seconds == 4
 
 
 def test_what_was_tried_is_told():
@@ -102,17 +101,6 @@ def test_a_chain_that_no_contiguous_stages_fit_is_still_placed():
         partition(graph, devices, "chain")
 
 
-def test_a_search_measures_if_it_can():
-    graph = cost_graphs.chain(1, 1, 1)
-
-    def measure(placement):
-        return 1.0 if placement["1"] == "B" and placement["2"] == "A" else 2.0
-
-    found = partition(graph, AB, "search", measure=measure)
-    assert (found.method, found.seconds) == ("search", 1.0)
-    assert (found.placement["1"], found.placement["2"]) == ("B", "A")
-
-
 def test_a_search_that_may_not_look_far_begins_with_the_best():
     graph = CostGraph([Node("a", 2), Node("b", 1), Node("c", 1)])
     found = partition(graph, AB, "search", evaluations=1)
@@ -131,7 +119,6 @@ def test_a_search_that_may_not_look_far_begins_with_the_best():
             {"objective": "step", "pipeline": Pipeline()},
             "`pipeline` must be None",
         ),
-        ({"measure": len}, "`method` must be 'search' with measure"),
     ],
 )
 def test_bad_arguments_are_refused(arguments, message):

@@ -74,7 +74,7 @@ def step_time(graph, placement, devices):
     busy = dict.fromkeys(devices.names, 0.0)
     for node in graph.nodes:
         number = assignment[graph.index[node.name]]
-        busy[devices.names[number]] += node.seconds / devices.speeds[number]
+        busy[devices.names[number]] += node.seconds
     return Timeline(
         max(ends),
         dict(zip(names, spans[:size], strict=True)),

@@ -399,6 +399,7 @@ def test_the_table_and_the_figures_name_what_is_recommended():
         ({"strategies": ["backup_workers"]}, ["strategies", "num_workers=[2]"]),
         ({"steps": 3}, ["steps", "at least 10", "3"]),
         ({"min_speed_up": 0}, ["min_speed_up", "above 0"]),
+        ({"compute": Constant(0)}, ["`compute`", "above 0", "Constant(0)"]),
     ],
 )
 def test_wrong_arguments_are_refused(settings, parts):

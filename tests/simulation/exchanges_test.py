@@ -15,6 +15,7 @@ from tfdist.simulation.exchange_peers import PeerExchange
 from tfdist.simulation.exchange_server import ServerExchange
 from tfdist.simulation.exchange_together import AveragingExchange
 from tfdist.simulation.exchange_together import SynchronousExchange
+from tfdist.simulation.flat_model import FlatModel
 
 DATA = quadratic.X, quadratic.Y
 SHORT = {"epochs": 2, "batch_size": quadratic.BATCH, "shuffle": False}
@@ -96,6 +97,43 @@ def test_all_reduce_clips_the_mean_of_all_gradients():
     np.testing.assert_allclose(
         quadratic.weights_of(history), weights, rtol=1e-5
     )
+
+
+@pytest.mark.parametrize(
+    "exchange", [SynchronousExchange(), PeerExchange()], ids=lambda e: e.name
+)
+def test_each_worker_has_dropout_masks_of_its_own(exchange):
+    size = 256
+
+    def build():
+        model = keras.Sequential(
+            [
+                keras.Input((size,)),
+                keras.layers.Dropout(0.5),
+                keras.layers.Dense(
+                    1, use_bias=False, kernel_initializer="zeros"
+                ),
+                keras.layers.Reshape(()),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(1.0), lambda y, p: p)
+        return model
+
+    # A batch of one example each: a gradient is 2 where an input is kept.
+    history = simulation.simulate(
+        build,
+        (np.ones((2, size), "float32"), np.zeros(2, "float32")),
+        exchange,
+        num_workers=2,
+        batch_size=1,
+    )
+    sums = -history.model.get_weights()[0][:, 0]
+    if exchange == SynchronousExchange():
+        sums *= 2  # Means of both.
+    counts = [np.count_nonzero(sums == both) for both in (0, 2, 4)]
+    # A quarter, a half, a quarter, within six standard deviations.
+    assert abs(counts[1] - size / 2) < 6 * np.sqrt(size / 4)
+    assert sum(counts) == size
 
 
 @pytest.mark.parametrize(
@@ -181,6 +219,26 @@ def test_at_rate_0_the_residual_stays_and_momentum_is_sent_whole(momentum):
     np.testing.assert_allclose(weights, 2 * weight, rtol=1e-6)
     # Nothing is sent of a step that changes nothing.
     assert history.updates == (24 if momentum else 8)
+
+
+def test_gradients_of_eight_workers_are_computed_in_one_call(monkeypatch):
+    sizes = []
+    several = FlatModel._build_several
+
+    def build(self, weights, states, rows):
+        sizes.append(rows.shape[0])  # Once for each size.
+        return several(self, weights, states, rows)
+
+    monkeypatch.setattr(FlatModel, "_build_several", build)
+    simulation.simulate(
+        quadratic.model_fn(),
+        DATA,
+        SynchronousExchange(),
+        num_workers=8,
+        compute=simulation.Constant(0.1),
+        **SHORT,
+    )
+    assert 8 in sizes
 
 
 def test_the_last_update_is_evaluated_when_it_is_made():

@@ -86,6 +86,14 @@ def test_one_machine_may_not_reach_it():
     assert "One machine did not reach it." in text
 
 
+def test_who_has_the_target_before_any_training_is_no_sooner():
+    values = (0.96, 0.97)
+    text = learning.sentence(
+        compared(made("a", 8, values=values), alone=values), 1.5
+    )
+    assert text.startswith("The initial model reaches accuracy 0.900")
+
+
 def test_the_recommended_and_the_fastest_of_its_size_are_trained():
     rows = [
         row("sync", 4.0),

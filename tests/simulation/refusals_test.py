@@ -206,6 +206,22 @@ WRONG = {
         {"strategies": ["async", "peer_to_peer:warmup_peers=1"]},
         "must be without `warmup_peers`",
     ),
+    "rates": (
+        {"learning_rates": [0.1, 0.0]},
+        "`learning_rates` must be a finite number above 0",
+    ),
+    "servers": (
+        {"strategies": ["async", "peer_to_peer"], "num_servers": 2},
+        "`num_servers` must be 1 with peer_to_peer",
+    ),
+    "work": (
+        {"strategies": ["async", "sync"], "work": "queue"},
+        "`work` must be",
+    ),
+    "failures": (
+        {"failures": [simulation.Failure(0, 0.3), simulation.Failure(0, 0.5)]},
+        "`failures` must have a worker back",
+    ),
     "seed": ({"seed": 1}, "compare takes seed as a list"),
 }
 

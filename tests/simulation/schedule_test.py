@@ -345,7 +345,7 @@ def test_other_failures_are_refused(failures):
         ({"strategy": "async:correction=magic"}, "magic"),
         (
             {"failures": [Failure(2, 1.0)]},
-            "`worker` of Failure must be from 0 to 1",
+            "`failures` must name workers from 0 to 1",
         ),
         (
             {"failures": [Failure(1, 1.0, 5.0), Failure(1, 2.0, 2.5)]},

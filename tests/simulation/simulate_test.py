@@ -315,9 +315,6 @@ def test_the_figures_can_be_written_and_read(tmp_path):
     lines = (tmp_path / "history.csv").read_text().splitlines()
     assert len(lines) == 1 + len(history.evaluations)
     assert lines[0].startswith("method,num_workers,seconds,epoch,updates")
-    first = history.evaluations[0]["loss"]
-    assert history.seconds_to("loss", first) == 0.0
-    assert history.seconds_to("loss", -1.0) is None
 
 
 def test_a_strategy_stands_for_its_two_arguments():

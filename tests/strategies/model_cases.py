@@ -4,15 +4,12 @@ Run as a script under `tfdist launch`, it trains each of them with one strategy
 and writes what came of it to a directory.
 """
 
-import argparse
-import pathlib
-
 import keras
 from keras import layers
 import numpy as np
 import tensorflow as tf
 
-import tfdist
+from tests.strategies import trained_on_servers
 
 SEED = 7
 EXAMPLES, BATCH, EPOCHS = 16, 4, 2
@@ -342,23 +339,9 @@ def train(name, scope, **settings):
     return [np.array(v) for v in tf.nest.flatten(everything)]
 
 
-def main():
-    """Trains every model against the cluster of TF_CONFIG."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("directory", type=pathlib.Path)
-    parser.add_argument("names", nargs="+")
-    arguments = parser.parse_args()
-    strategy = tfdist.AsyncStrategy(
-        fault_tolerance=tfdist.FaultTolerance(start_timeout=60.0)
-    )
-    for number, name in enumerate(arguments.names):
-        np.savez(
-            arguments.directory / f"{number}.npz",
-            *train(name, strategy.scope()),
-        )
-        print("trained", number, name, flush=True)
-    print("servers", len(strategy.bytes_per_server), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    trained_on_servers.main(
+        lambda *arguments: {
+            str(place): value for place, value in enumerate(train(*arguments))
+        }
+    )

@@ -4,17 +4,15 @@ Run as a script under `tfdist launch`, it trains every case with one strategy,
 one model after another, and writes what it has seen to a directory.
 """
 
-import argparse
 import contextlib
 import functools
 import inspect
-import pathlib
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-import tfdist
+from tests.strategies import trained_on_servers
 
 BATCH, STEPS_PER_EPOCH, EPOCHS = 8, 4, 2
 STEPS = STEPS_PER_EPOCH * EPOCHS
@@ -232,23 +230,5 @@ def plain(name, dense=False):
     return train(name, contextlib.nullcontext(), dense)
 
 
-def main():
-    """Trains the cases against the cluster of TF_CONFIG."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("directory", type=pathlib.Path)
-    parser.add_argument("names", nargs="+")
-    arguments = parser.parse_args()
-    strategy = tfdist.AsyncStrategy(
-        fault_tolerance=tfdist.FaultTolerance(start_timeout=60.0)
-    )
-    for number, name in enumerate(arguments.names):
-        np.savez(
-            arguments.directory / f"{number}.npz",
-            **train(name, strategy.scope()),
-        )
-        print("trained", number, name, flush=True)
-    print("servers", len(strategy.bytes_per_server), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    trained_on_servers.main(train)

@@ -213,4 +213,4 @@ def test_a_wrong_argument_is_named(name, value, others):
     with pytest.raises(ValueError) as error:
         Straggler(**arguments)
     assert f"Argument `{name}` must be" in str(error.value)
-    assert f"Received: {name}={value!r}." in str(error.value)
+    assert f"Received: {name}={value!r}" in str(error.value)

@@ -41,6 +41,7 @@ class Package:
         environment.update(
             glob=self._glob,
             load=lambda file, *symbols: None,
+            pytest_package=self._pytest_package,
             pytest_tests=self._pytest_tests,
             package=lambda **kwargs: None,
             licenses=lambda kinds: None,
@@ -55,6 +56,11 @@ class Package:
             self.targets[name] = (rule, attributes)
 
         return declare
+
+    def _pytest_package(self, deps):
+        support = self._glob(["*.py"], exclude=["*_test.py"])
+        self._rule("py_library")("support", srcs=support, deps=deps)
+        self._pytest_tests(self._glob(["*_test.py"]), deps=[":support"])
 
     def _pytest_tests(self, srcs, deps=()):
         for source in srcs:

@@ -242,6 +242,13 @@ def _cluster_arguments(
 
         nothing = simulation.Constant(0.0)
         undisturbed = virtual_cluster.make(values, counts, nothing).undisturbed
+    else:
+        usage.check(
+            min(map(compute.mean, range(max(counts)))) > 0,
+            "compute",
+            "be above 0 on average, for each worker",
+            values.compute,
+        )
     return {
         "num_servers": cluster.num_servers,
         "network": cluster.network,

@@ -165,8 +165,7 @@ def main(argv: Sequence[str]) -> int:
         ",".join(values.learning_rates),
     )
     method_checks.check("strategies", values.strategies, num_workers, trained)
-    method_checks.check_without_servers(values, values.strategies)
-    method_checks.check_work(values, values.strategies)
+    method_checks.check_cluster(values, values.strategies)
     if values.metric is not None:
         _check_metric(values.metric, trained)
     cluster = assumed_cluster.make(values, trained, num_workers)

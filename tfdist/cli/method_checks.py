@@ -81,8 +81,8 @@ def check(
             raise usage.UsageError(f"Flag --{flag}: {error}") from error
 
 
-def check_work(values: flags.FlagValues, texts: Sequence[str]) -> None:
-    """Refuses portions of methods that have none.
+def check_cluster(values: flags.FlagValues, texts: Sequence[str]) -> None:
+    """Refuses flags that methods are not simulated with.
 
     Args:
         values: parsed flags.
@@ -97,39 +97,19 @@ def check_work(values: flags.FlagValues, texts: Sequence[str]) -> None:
         "be given together with --work=queue",
         values.portions_per_worker,
     )
-    from tfdist.strategies import construction
+    from tfdist.simulation import comparison
 
     for text in texts:
         try:
-            construction.portions(
+            comparison.check_arguments(
                 registry.method(text),
-                "chief",
-                values.work,
-                values.portions_per_worker,
+                num_servers=values.num_servers,
+                failures=values.failure,
+                work=values.work,
+                portions_per_worker=values.portions_per_worker,
             )
         except ValueError as error:
             raise usage.UsageError(
-                f"Flag --work={values.work} must fit {text}: {error}"
+                "Flags --num_servers, --failure and --work must fit "
+                f"{text}: {error}"
             ) from error
-
-
-def check_without_servers(
-    values: flags.FlagValues, texts: Sequence[str]
-) -> None:
-    """Refuses flags of the cluster that peers are not simulated with.
-
-    Args:
-        values: parsed flags.
-        texts: methods that `check` accepts.
-
-    Raises:
-        UsageError: with the flag.
-    """
-    peers = [t for t in texts if registry.method(t).is_among_peers]
-    for name in ("num_servers", "failure"):
-        usage.check(
-            not (peers and values[name].present),
-            name,
-            f"not be given with {', '.join(peers)}",
-            values[name].value,
-        )

@@ -57,12 +57,6 @@ def define_flags() -> flags.FlagValues:
     )
     simulation_flags.define_method_modules(values)
     flags.DEFINE_integer("num_workers", 4, "Virtual workers.", **define)
-    flags.DEFINE_integer(
-        "gantt_steps",
-        6,
-        "Steps of the fastest worker in the Gantt chart.",
-        **define,
-    )
     flags.DEFINE_bool("help", False, "Show this.", short_name="h", **define)
     simulation_flags.define_problem(values)
     simulation_flags.define_learning_rate(values)
@@ -102,9 +96,8 @@ def main(argv: Sequence[str]) -> int:
     if pipelines.is_asked_for(values):
         pipelines.show(values)
         return 0
-    for name in ("num_workers", "gantt_steps"):
-        value = values[name].value
-        usage.check(value >= 1, name, "be at least 1", value)
+    count = values.num_workers
+    usage.check(count >= 1, "num_workers", "be at least 1", count)
     simulation_flags.check(values)
     method_checks.load_modules(values)
     output_dir = simulation_flags.make_output_dir(values)
@@ -116,8 +109,7 @@ def main(argv: Sequence[str]) -> int:
         method_checks.check(
             "strategy", [values.strategy], [values.num_workers], trained
         )
-        method_checks.check_without_servers(values, [values.strategy])
-        method_checks.check_work(values, [values.strategy])
+        method_checks.check_cluster(values, [values.strategy])
     else:
         trained.check_workers(values.num_workers)
     cluster = assumed_cluster.make(values, trained, values.num_workers)
@@ -158,7 +150,7 @@ def main(argv: Sequence[str]) -> int:
     plots.accuracy_over_time(history, output_dir / "accuracy_over_time.png")
     if sandblaster is None:
         plots.staleness_histogram(history, output_dir / "staleness.png")
-    gantt.gantt(history, output_dir / "gantt.png", values.gantt_steps)
+    gantt.gantt(history, output_dir / "gantt.png")
     print(f"\nResults: {output_dir}")
     return int(history.diverged)
 

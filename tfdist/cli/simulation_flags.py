@@ -36,7 +36,6 @@ _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
             "latency_ms",
             "overhead_ms",
             "server_ms",
-            "worker_timeout",
         )
     },
     **{
@@ -49,6 +48,7 @@ _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
         )
     },
     "momentum": (lambda value: 0 <= value < 1, "at least 0 and below 1"),
+    "worker_timeout": (lambda value: value > 2, "above 2, two heartbeats"),
 }
 """Name of a flag -> (whether a value is allowed, what is allowed)."""
 

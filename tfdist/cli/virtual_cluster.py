@@ -82,6 +82,13 @@ def make(
     for worker, seconds, distribution in specs["straggler"]:
         extra = _extra(simulation, distribution, seconds)
         compute += simulation.Sometimes(extra, workers=[worker])
+    failures = tuple(
+        simulation.Failure(*failure) for failure in specs["failure"]
+    )
+    try:
+        simulation.failures.check(failures, min(counts))
+    except ValueError as error:
+        raise usage.UsageError(f"Flag --failure: {error}") from error
     bandwidth = values.bandwidth_gbps
     return VirtualCluster(
         num_servers=values.num_servers,
@@ -93,9 +100,7 @@ def make(
             server_bandwidth_gbps=values.server_bandwidth_gbps,
             server_seconds=values.server_ms / 1e3,
         ),
-        failures=tuple(
-            simulation.Failure(*failure) for failure in specs["failure"]
-        ),
+        failures=failures,
         worker_timeout=values.worker_timeout,
     )
 
@@ -144,7 +149,7 @@ def check(values: flags.FlagValues) -> dict[str, Any]:
 def _check_workers(
     values: flags.FlagValues, specs: dict[str, Any], least: int
 ) -> None:
-    for flag in ("straggler", "slow", "failure"):
+    for flag in ("straggler", "slow"):
         for text, (worker, *_) in zip(
             values[flag].value, specs[flag], strict=True
         ):

@@ -230,7 +230,7 @@ class _Costs:
         """Objective of all from layer i on, infinite where it does not fit."""
         chosen = range(first, first + replicas)
         limit = min(self.devices.limit(number) for number in chosen)
-        table = add(add(self.seconds(first, replicas), self._cuts), behind)
+        table = add(add(self.seconds(replicas), self._cuts), behind)
         fits = self._possible & (self.bytes(in_use, replicas) <= limit)
         return np.where(fits, table, math.inf)
 
@@ -242,19 +242,16 @@ class _Costs:
         allowed = self._possible & (self._cuts < math.inf)
         return np.where(allowed, np.maximum(over, behind), math.inf)
 
-    def seconds(self, first, replicas):
+    def seconds(self, replicas):
         """`T` of the module's formula."""
-        chosen = range(first, first + replicas)
-        slowest = min(self.devices.speeds[number] for number in chosen)
-        computing = self._seconds / slowest
         if replicas == 1:
-            return computing
+            return self._seconds
         steps = 2 * (replicas - 1)
         each = self._weights / (replicas * self.devices.bytes_per_second)
         latency = self.devices.latency_seconds * (self._weights > 0)
         batch = self.pipeline.micro_batches
         most = math.ceil(batch / replicas)
-        return (most * computing + steps * (latency + each)) / batch
+        return (most * self._seconds + steps * (latency + each)) / batch
 
     def bytes(self, in_use, replicas):
         """Returns the bytes that each device of a stage holds."""
@@ -272,7 +269,7 @@ class _Costs:
         return ChainStage(
             tuple(self._names[i:j]),
             self.devices.names[first : first + replicas],
-            float(self.seconds(first, replicas)[i, j - 1]),
+            float(self.seconds(replicas)[i, j - 1]),
             float(self._cuts[j - 1]),
             int(self.bytes(in_use, replicas)[i, j - 1]),
             self.pipeline.in_flight(in_use, replicas),

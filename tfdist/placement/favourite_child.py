@@ -105,8 +105,7 @@ def relaxation(graph, devices):
         return pairs, np.zeros(0)
     size, num_edges = len(graph.nodes), len(pairs)
     transfer = list_scheduling.both_ways(devices)
-    slowness = sum(1 / speed for speed in devices.speeds) / len(devices)
-    work = np.asarray([node.seconds * slowness for node in graph.nodes])
+    work = np.asarray([node.seconds for node in graph.nodes])
     sent = np.asarray([transfer(edge) for edge in graph.edges])
     # The solver's tolerances are absolute, and seconds may be tiny.
     unit = max(work.max(), sent.max())

@@ -23,7 +23,7 @@ class Node:
 
     Attributes:
       name: Of the node, unique in its graph.
-      forward_seconds: Of one micro-batch, on a device of speed 1.
+      forward_seconds: Of one micro-batch.
       backward_seconds: The same, of the backward pass.
       resident_bytes: Weights, gradients, slots of the optimizer: what is held
         all the time.
@@ -293,19 +293,16 @@ class Devices:
         number (or None) for all.
       latency_seconds: Of each transfer.
       bytes_per_second: Of each link. Bytes, not bits.
-      speeds: Of each device: a node of t seconds takes t / speed there.
-        Default: 1 for all.
 
     Raises:
-      ValueError: Names are missing or not unique, there is not one limit and
-        one speed for each device, or a number is out of its range.
+      ValueError: Names are missing or not unique, there is not one limit for
+        each device, or a number is out of its range.
     """
 
     names: tuple[str, ...]
     memory_limits: tuple[int | None, ...] | int | None = None
     latency_seconds: float = 0.0
     bytes_per_second: float = math.inf
-    speeds: tuple[float, ...] | None = None
 
     def __post_init__(self):
         names = self.names
@@ -321,18 +318,19 @@ class Devices:
         limits = self.memory_limits
         if limits is None or isinstance(limits, numbers.Real):
             limits = [limits] * len(names)
-        limits = self._one_for_each("memory_limits", limits)
+        limits = tuple(limits)
+        if len(limits) != len(names):
+            raise ValueError(
+                "Argument `memory_limits` of Devices must be one number for "
+                f"each of the {len(names)} devices. Received: "
+                f"memory_limits={limits!r}"
+            )
         for limit in limits:
             if limit is not None:
                 checks.not_negative("Devices: memory_limits", limit)
         limits = (None if x is None else math.floor(x) for x in limits)
         object.__setattr__(self, "memory_limits", tuple(limits))
         checks.not_negative("Devices: latency_seconds", self.latency_seconds)
-        speeds = [1.0] * len(names) if self.speeds is None else self.speeds
-        speeds = self._one_for_each("speeds", speeds)
-        object.__setattr__(self, "speeds", speeds)
-        for speed in speeds:
-            checks.positive("Devices: speeds", speed)
         rate = self.bytes_per_second
         if not checks.is_number(rate) or not rate > 0:
             raise ValueError(
@@ -340,22 +338,13 @@ class Devices:
                 f"above 0. Received: bytes_per_second={rate!r}"
             )
 
-    def _one_for_each(self, name, values):
-        values = tuple(values)
-        if len(values) != len(self.names):
-            raise ValueError(
-                f"Argument `{name}` of Devices must be one number for each of "
-                f"the {len(self.names)} devices. Received: {name}={values!r}"
-            )
-        return values
-
     def __len__(self) -> int:
         return len(self.names)
 
     @property
     def are_equal(self) -> bool:
-        """Whether all have the same memory limit and the same speed."""
-        return len(set(self.memory_limits)) == len(set(self.speeds)) == 1
+        """Whether all have the same memory limit."""
+        return len(set(self.memory_limits)) == 1
 
     def limit(self, number: int) -> float:
         """Memory limit of a device in bytes, infinite if it has none."""

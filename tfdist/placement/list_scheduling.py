@@ -234,12 +234,12 @@ class _Scheduler:
         awaited = self._awaited[device]
         if awaited is not None and awaited[0] != number:
             start = max(start, awaited[1])
-        end = start + self._seconds(number, device)
+        end = start + self._graph.nodes[number].seconds
         return start, -self._urgency[number], end
 
     def _place(self, number, device, start):
         self._ledger.place(number, device)
-        self._ends[number] = start + self._seconds(number, device)
+        self._ends[number] = start + self._graph.nodes[number].seconds
         self._free[device] = self._ends[number]
         for other, awaited in enumerate(self._awaited):
             if awaited is not None and awaited[0] == number:
@@ -255,9 +255,6 @@ class _Scheduler:
             # From then on it could start elsewhere as early.
             until = self._ends[number] + self._transfer(edge)
             self._awaited[device] = child, until
-
-    def _seconds(self, number, device):
-        return self._graph.nodes[number].seconds / self._devices.speeds[device]
 
 
 def _does_not_fit(method, graph, number, ledger, devices):

@@ -158,8 +158,7 @@ class _Cut:
         """Seconds of each device."""
         loads = [0.0] * len(self._devices)
         for block, device in enumerate(where):
-            speed = self._devices.speeds[device]
-            loads[device] += self._seconds[block] / speed + self._sent[block]
+            loads[device] += self._seconds[block] + self._sent[block]
         return loads
 
     def held(self, where):
@@ -190,7 +189,7 @@ class _Cut:
             free = [d for d in range(len(loads)) if d not in near]
             device = min(free or range(len(loads)), key=loads.__getitem__)
             where[block] = device
-            loads[device] += self._seconds[block] / self._devices.speeds[device]
+            loads[device] += self._seconds[block]
         return where
 
     def _improved(self, where):

@@ -41,8 +41,7 @@ class Partition:
       method: What found it: "chain", "etf", "sct", "topo", "search", "one"
         (all on one device), "stages" (those with the best throughput) or
         "size" (`largest_first`).
-      seconds: Of a simulated step (of a measured one, with `measure`), or of
-        the slowest stage.
+      seconds: Of a simulated step, or of the slowest stage.
       bytes: That each device holds, a dict of its name.
       stages: Of `chain.ChainStage`, a tuple; None unless stages were asked for.
       tried: Seconds of each method that was tried, or why it found nothing,
@@ -66,7 +65,6 @@ def partition(
     objective: str | None = None,
     evaluations: int = 1000,
     seed: int = 0,
-    measure: Any = None,
 ) -> Partition:
     """Places the nodes of a graph on devices.
 
@@ -84,8 +82,6 @@ def partition(
         else "step".
       evaluations: Of "search".
       seed: Of "search".
-      measure: Of "search": function of a placement (a dict) to the seconds of
-        a step. None: a simulated one.
 
     Returns:
       A `Partition`.
@@ -97,7 +93,7 @@ def partition(
     """
     if objective is None:
         objective = "step" if pipeline is None else "throughput"
-    _check(method, objective, pipeline, measure)
+    _check(method, objective, pipeline)
     _refuse_what_never_fits(graph, devices)
     if objective == "throughput":
         return _pipelined(graph, devices, pipeline)
@@ -116,11 +112,11 @@ def partition(
         for other in ("etf", "sct", "topo", "size"):
             candidates.add(other)
     if candidates.best is None or method == "search":
-        candidates.search(evaluations, seed, measure)
+        candidates.search(evaluations, seed)
     return candidates.result()
 
 
-def _check(method, objective, pipeline, measure):
+def _check(method, objective, pipeline):
     checks.one_of("method", method, METHODS)
     checks.one_of("objective", objective, chain.OBJECTIVES)
     if pipeline is not None and not isinstance(pipeline, chain.Pipeline):
@@ -137,11 +133,6 @@ def _check(method, objective, pipeline, measure):
         raise ValueError(
             "Argument `method` must be 'auto' or 'chain' for stages of a "
             f"pipeline (objective 'throughput'). Received: method={method!r}"
-        )
-    if measure is not None and method != "search":
-        raise ValueError(
-            "Argument `method` must be 'search' with measure. Received: "
-            f"method={method!r}"
         )
 
 
@@ -217,16 +208,16 @@ class _Candidates:
             return
         self._add(method, placement)
 
-    def search(self, evaluations, seed, measure):
+    def search(self, evaluations, seed):
         """Searches from all that were found."""
         best = sorted(self._found, key=lambda found: found[0])[:evaluations]
         starts = [placement for _, placement in best] or None
-        found = search.anneal(
-            self._graph, self._devices, starts, evaluations, seed, measure
+        seconds, placement = search.anneal(
+            self._graph, self._devices, starts, evaluations, seed
         )
-        self.tried["search"] = found.seconds
-        # It is none of the others' worse, by what it measured.
-        self.best = found.seconds, "search", found.placement
+        self.tried["search"] = seconds
+        # It is worse than none of the others.
+        self.best = seconds, "search", placement
 
     def result(self):
         """A `Partition`."""

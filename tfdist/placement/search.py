@@ -2,11 +2,10 @@
 
 What Mirhoseini et al. (ICML 2017) learn a policy for: groups that stay
 together are moved between devices, and the reward is the time of a step,
-simulated or measured. A policy takes hours of samples; annealing is what is
+here a simulated one. A policy takes hours of samples; annealing is what is
 left of the idea that fits a laptop, and something to compare with.
 """
 
-import dataclasses
 import itertools
 import math
 
@@ -20,24 +19,7 @@ _HOT, _COLD = 0.1, 0.001  # Of the seconds of the first that fits.
 _PROPOSALS = 20  # For each evaluation: few of them fit when memory is short.
 
 
-@dataclasses.dataclass(frozen=True)
-class Found:
-    """Result of a search.
-
-    Attributes:
-      placement: Name of a device for the name of each node, a dict.
-      seconds: Of a step.
-      evaluations: How many placements were simulated or measured.
-      is_optimal: Whether all placements that fit were.
-    """
-
-    placement: dict
-    seconds: float
-    evaluations: int
-    is_optimal: bool
-
-
-def anneal(graph, devices, start=None, evaluations=1000, seed=0, measure=None):
+def anneal(graph, devices, start=None, evaluations=1000, seed=0):
     """Searches for the placement with the fastest step.
 
     If there are no more than `evaluations` placements at all, each that fits
@@ -54,11 +36,10 @@ def anneal(graph, devices, start=None, evaluations=1000, seed=0, measure=None):
         device.
       evaluations: How many placements are evaluated at most, with `start`.
       seed: Of the random moves, an int.
-      measure: Function of a placement (a dict) to the seconds of a step;
-        what is not finite is a placement that failed. None: a simulated one.
 
     Returns:
-      `Found`.
+      Seconds of a step, a float, and the placement: name of a device for the
+      name of each node, a dict.
 
     Raises:
       ValueError: `evaluations` is not an integer of at least 1 or fewer than
@@ -75,9 +56,8 @@ def anneal(graph, devices, start=None, evaluations=1000, seed=0, measure=None):
             f"placements. Received: {len(starts)} placements"
         )
     starts = [memory.assignment_of(graph, each, devices) for each in starts]
-    judge = _Judge(graph, devices, measure)
-    everything = len(devices) ** len(graph.groups) <= evaluations
-    if everything:
+    judge = _Judge(graph, devices)
+    if len(devices) ** len(graph.groups) <= evaluations:
         for each in itertools.product(
             range(len(devices)), repeat=len(graph.groups)
         ):
@@ -87,21 +67,16 @@ def anneal(graph, devices, start=None, evaluations=1000, seed=0, measure=None):
     if judge.best is None:
         raise memory.PlacementError(
             "The memory limits must let the model be placed. A search "
-            f"of {judge.proposals} placements found none that fits and runs; "
+            f"of {judge.proposals} placements found none that fits; "
             f"the nearest was {judge.nearest} bytes short."
         )
-    return Found(
-        memory.placement_of(graph, judge.best, devices),
-        judge.seconds,
-        judge.evaluations,
-        everything,
-    )
+    return judge.seconds, memory.placement_of(graph, judge.best, devices)
 
 
 class _Judge:
     """Energies of placements: seconds, or by how much they do not fit."""
 
-    def __init__(self, graph, devices, measure):
+    def __init__(self, graph, devices):
         self.best, self.seconds = None, math.inf
         self.evaluations = self.proposals = 0
         self.nearest = math.inf
@@ -112,12 +87,7 @@ class _Judge:
         # One byte too many is as bad as all of them, or more.
         total = sum(n.resident_bytes + n.activation_bytes for n in graph.nodes)
         self._total = max(total, 1)
-        if measure is None:
-            self._measure = timeline.Simulator(graph, devices).seconds
-        else:
-            self._measure = lambda assignment: float(
-                measure(memory.placement_of(graph, assignment, devices))
-            )
+        self._simulator = timeline.Simulator(graph, devices)
 
     def __call__(self, assignment):
         """As `energy`, of what is proposed."""
@@ -140,8 +110,7 @@ class _Judge:
         if over:
             return math.inf, over
         self.evaluations += 1
-        seconds = self._measure(assignment)
-        # Neither infinity nor NaN is less.
+        seconds = self._simulator.seconds(assignment)
         if seconds < self.seconds:
             if self.best is None:
                 self.scale = seconds or 1.0

@@ -11,24 +11,6 @@ import heapq
 from tfdist.event_queue import EventQueue
 
 
-def lower_bound(graph, devices):
-    """Seconds that no placement's step can be faster than.
-
-    The longest way through the graph without transfers, on the fastest
-    device, and all work shared by all devices without a pause.
-
-    Args:
-      graph: A `CostGraph`.
-      devices: A `Devices`.
-
-    Returns:
-      A float.
-    """
-    path = longest_paths(graph, [node.seconds for node in graph.nodes])
-    work = sum(node.seconds for node in graph.nodes)
-    return max(max(path) / max(devices.speeds), work / sum(devices.speeds))
-
-
 def longest_paths(graph, seconds, transfers=None):
     """The longest way from each node's begin to an end.
 
@@ -106,15 +88,9 @@ class Simulator:
           As `play`, of all forward passes and then all backward passes; links
           are pairs of devices.
         """
-        speeds = self._devices.speeds
-        homes = 2 * list(assignment)
-        seconds = [
-            seconds / speeds[home]
-            for seconds, home in zip(self._seconds, homes, strict=True)
-        ]
         return play(
-            seconds,
-            homes,
+            self._seconds,
+            2 * list(assignment),
             self._waits,
             self._rank,
             lambda task: self._after(task, assignment),

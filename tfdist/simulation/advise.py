@@ -211,6 +211,11 @@ def advise(
         )
     if isinstance(compute, ComputeTime):
         mean = min(map(compute.mean, range(max(several))))
+        if not mean > 0:
+            raise ValueError(
+                "Argument `compute` must take each worker time: a mean above "
+                f"0. Received: compute={compute!r}"
+            )
         measurement = dataclasses.replace(
             measurement,
             compute_seconds=(mean,),

@@ -65,6 +65,16 @@ def refuse_all_but(method, **arguments):
             )
 
 
+def check_exchange(num_servers, failures, work):
+    """Refuses arguments that mean nothing without servers; see `simulate`."""
+    refuse_all_but(
+        "peer_to_peer, gossip and exchanges",
+        num_servers=(num_servers, 1),
+        failures=(list(failures), []),
+        work=(work, "shares"),
+    )
+
+
 def cluster(compute, network, failures, seed, worker_timeout, start_timeout):
     """The arguments of a `Schedule` that describe the cluster, checked."""
     checks.count("seed", seed, least=0)

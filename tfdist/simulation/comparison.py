@@ -15,7 +15,9 @@ import tensorflow as tf
 import tqdm
 
 from tfdist import checks
+from tfdist.simulation import arguments as arguments_lib
 from tfdist.simulation import data as data_lib
+from tfdist.simulation import failures as failures_lib
 from tfdist.simulation import flat_run
 from tfdist.simulation import training_loop
 from tfdist.simulation.compute import ComputeTime
@@ -27,6 +29,7 @@ from tfdist.simulation.network import Network
 from tfdist.simulation.results import ONE_MACHINE
 from tfdist.simulation.results import Comparison
 from tfdist.simulation.simulate import simulate
+from tfdist.strategies import construction
 from tfdist.strategies import registry
 
 
@@ -64,9 +67,10 @@ def compare(
         `model_fn` of `simulate`, as `tasks.BuiltInTask.model_fn`. It is given
         None for a rate if `learning_rates` has it.
       dataset: As for `simulate`.
-      strategies: List of what `simulate` takes, of different names.
+      strategies: List of what `simulate` takes, of different names; neither a
+        `VirtualExchange` nor a `Sandblaster`.
       num_workers: List of numbers of workers.
-      learning_rates: List of numbers.
+      learning_rates: List of numbers above 0, or None for the model's own.
       extra_rates: How many further rates are tried at most for a method on a
         number of workers while its best one is the least or the greatest that
         it was tried with. Each is as far from that as that is from its
@@ -74,7 +78,7 @@ def compare(
       momentum: Of the optimizer; of DANA where that corrects, the optimizer
         then has none. None: 0, and DANA's own. A text that says
         `dana:momentum=0.5` has the last word.
-      seeds: List of ints.
+      seeds: List of ints, each set for this process as by `simulate`.
       single: Whether to train with one worker alone, too, undisturbed by
         network and failures: speed-ups are over that.
       single_compute: Its `ComputeTime`; default: `compute`.
@@ -108,6 +112,9 @@ def compare(
         ("seeds", seeds),
     ):
         _check_different(name, list(values))
+    for rate in learning_rates:
+        if rate is not None:
+            checks.positive("learning_rates", rate)
     for name in ("seed", "strategy"):
         if name in arguments:
             raise ValueError(f"compare takes {name} as a list, not {name}.")
@@ -115,13 +122,6 @@ def compare(
     checks.kind("local_compute", local_compute, ComputeTime)
     checks.kind("network", network, Network)
     failures = checks.several("failures", failures, Failure)
-    for failure in failures:
-        if not 0 <= failure.worker < min(num_workers):
-            raise ValueError(
-                "Argument `failures` must name workers of the smallest "
-                f"cluster, from 0 to {min(num_workers) - 1}. Received: "
-                f"failures={failure}"
-            )
     checks.count("extra_rates", extra_rates, least=0)
     data = data_lib.Data(dataset, batch_size)
     settings = _settings(
@@ -131,7 +131,9 @@ def compare(
         {"compute": compute, "network": network, "failures": failures},
         compute if local_compute is None else local_compute,
     )
-    _check_settings(settings, data, model_fn_of, learning_rates[0])
+    names = ("num_servers", "work", "portions_per_worker")
+    given = {name: arguments[name] for name in names if name in arguments}
+    _check_settings(settings, data, model_fn_of, learning_rates[0], given)
     if metric is not None:
         check_metric(
             metric,
@@ -261,6 +263,31 @@ def check_fits(method, num_workers, model=None):
         ) from error
 
 
+def check_arguments(
+    method,
+    *,
+    num_servers=1,
+    failures=(),
+    work="shares",
+    portions_per_worker=8,
+):
+    """Refuses arguments of `simulate` that do not go with a method.
+
+    Args:
+      method: A `Method`.
+      num_servers: As for `simulate`.
+      failures: As for `simulate`.
+      work: As for `simulate`.
+      portions_per_worker: As for `simulate`.
+
+    Raises:
+      ValueError: With the argument's name and the reason.
+    """
+    if method.is_among_peers:
+        arguments_lib.check_exchange(num_servers, failures, work)
+    construction.portions(method, "chief", work, portions_per_worker)
+
+
 def _check_model(model, method):
     """Refuses a model that a method, resolved, cannot train."""
     exchange, _ = as_exchange(method)
@@ -308,7 +335,7 @@ def _settings(strategies, num_workers, momentum, cluster, local_compute):
     ]
 
 
-def _check_settings(settings, data, model_fn_of, learning_rate):
+def _check_settings(settings, data, model_fn_of, learning_rate, arguments):
     most = max(setting.num_workers for setting in settings)
     if data.num_batches < most:
         raise ValueError(
@@ -319,6 +346,9 @@ def _check_settings(settings, data, model_fn_of, learning_rate):
     for setting in settings:
         count = checks.count("num_workers", setting.num_workers)
         check_fits(setting.method, count)
+        failures = setting.cluster["failures"]
+        failures_lib.check(failures, count)
+        check_arguments(setting.method, failures=failures, **arguments)
     # Once for each method: what it says does not depend on the number.
     models = {}
     for setting in {s.method.name: s for s in settings}.values():

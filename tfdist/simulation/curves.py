@@ -99,7 +99,7 @@ def last(history, metric):
     return float(y[-1]) if len(y) else float("nan")
 
 
-def first_at(history, metric, value, axis="seconds"):
+def first_at(history, metric, value, axis):
     """Place at which a metric was first seen at a value or better, or None.
 
     Args:

@@ -47,13 +47,13 @@ def check(failures, num_workers):
     for failure in failures:
         if not 0 <= failure.worker < num_workers:
             raise ValueError(
-                "Argument `worker` of Failure must be from 0 to "
-                f"{num_workers - 1}. Received: worker={failure.worker!r}"
+                "Argument `failures` must name workers from 0 to "
+                f"{num_workers - 1}. Received: failures={failure}"
             )
     ordered = sorted(failures, key=lambda f: (f.worker, f.at))
     for one, other in itertools.pairwise(ordered):
         if one.worker == other.worker and not (one.until or np.inf) < other.at:
             raise ValueError(
-                "failures: a worker must be back before it dies again. "
-                f"Received: {one} and {other}."
+                "Argument `failures` must have a worker back before it dies "
+                f"again. Received: {one} and {other}"
             )

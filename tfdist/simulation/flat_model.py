@@ -6,11 +6,9 @@ import tensorflow as tf
 
 from tfdist.simulation.codec_runs import CodecRuns
 from tfdist.simulation.compiled import Compiled
+from tfdist.simulation.gradients import CHUNKS
 from tfdist.simulation.gradients import Gradients
 from tfdist.simulation.gradients import apply
-
-# Sizes in which gradients are computed together, each a trace.
-_CHUNKS = (64, 16, 4, 1)
 
 
 class FlatModel:
@@ -34,7 +32,7 @@ class FlatModel:
       ValueError: The parameters have several types.
     """
 
-    def __init__(self, model, data, chunk=64, clips_means=False):
+    def __init__(self, model, data, chunk=CHUNKS[0], clips_means=False):
         self.model = model
         self._data = data
         self._parameters = model.trainable_variables
@@ -53,7 +51,7 @@ class FlatModel:
         self._clips_means = clips_means
         self._optimizer = model.optimizer
         self._optimizer.build(self._parameters)
-        self._chunks = [size for size in _CHUNKS if size <= chunk]
+        self._chunks = [size for size in CHUNKS if size <= chunk]
         self._several = Compiled(self._build_several)
         self._apply = Compiled(self._build_apply)
         # By codec.

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tqdm
 
+from tfdist import own_random_numbers
 from tfdist.event_queue import EventQueue
 from tfdist.peers import refusals
 from tfdist.simulation import data as data_lib
@@ -173,15 +174,17 @@ class FlatRun:
         self.num_workers = num_workers
         self.network = network
         self.first = first
-        server = network.server_bandwidth_gbps or network.bandwidth_gbps
-        self.nodes = Nodes(
-            network, [network.bandwidth_gbps] * num_workers + [server]
-        )
+        self.nodes = Nodes(network, num_workers, num_servers=1)
         self.streams = [
             np.random.default_rng([seed, worker, 1])
             for worker in range(num_workers)
         ]
-        self.states = [first[1]] * num_workers
+        self.states = [
+            own_random_numbers.spread_seeds(
+                model.model.non_trainable_variables, first[1], worker
+            )
+            for worker in range(num_workers)
+        ]
         self.version = 0
         self.sent = [0, 0, 0]
         self._data = data

@@ -5,12 +5,10 @@ import tensorflow as tf
 
 from tfdist.simulation.actions import LogEntry
 from tfdist.simulation.compiled import Compiled
+from tfdist.simulation.gradients import CHUNKS
 from tfdist.simulation.gradients import Gradients
 from tfdist.simulation.gradients import apply
 from tfdist.simulation.server import Push
-
-# Sizes in which gradients are computed together, each a trace.
-_CHUNKS = (8, 4, 2, 1)
 
 
 class GradientPushes:
@@ -45,7 +43,7 @@ class GradientPushes:
         self._several = Compiled(self._build)
         self._data = data
         self._corrections = corrections
-        self._sizes = [size for size in _CHUNKS if size <= max(1, chunk)]
+        self._sizes = [size for size in CHUNKS if size <= max(1, chunk)]
         self._placement = placement
         self.parameters = model.trainable_variables
         self.optimizer = model.optimizer

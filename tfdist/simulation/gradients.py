@@ -9,6 +9,9 @@ import tensorflow as tf
 from tfdist import compute_loss
 from tfdist import one_replica
 
+CHUNKS = (8, 4, 2, 1)
+"""Sizes in which gradients are computed together, each a trace."""
+
 
 class Gradients:
     """Builds gradients of a model, in traced functions.

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.simulation import curves
-
 _JOB_TYPE = np.dtype(
     [
         ("worker", "i4"),
@@ -136,15 +134,6 @@ class History:
         if not self.evaluations:
             return float("nan")
         return self.evaluations[-1].get(metric, float("nan"))
-
-    def seconds_to(self, metric: str, value: float) -> float | None:
-        """Seconds until a metric first reached a value; None if it did not.
-
-        Args:
-          metric: Name in `evaluations`.
-          value: At least this; of a loss or an error at most this.
-        """
-        return curves.first_at(self, metric, value)
 
     def summary(self) -> dict[str, Any]:
         """Its figures, a dict that JSON can hold."""

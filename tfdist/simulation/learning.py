@@ -111,6 +111,12 @@ def sentence(comparison: Comparison, min_speed_up: float) -> str:
             "not known. Train for more (--epochs)."
         )
     best = min(reached, key=lambda row: row["seconds_to_target"])
+    if not best["seconds_to_target"]:
+        return (
+            f"The initial model reaches {target}, which is within 5 % of the "
+            "best final value: no method is sooner. `tfdist compare --target` "
+            "takes the time of another value."
+        )
     verb = "Use"
     speed_up = best["speed_up_to_target"]
     if speed_up is not None and speed_up < min_speed_up:

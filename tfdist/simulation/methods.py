@@ -52,8 +52,8 @@ def as_method(strategy: Any, takes_peers: bool = False) -> Method:
 
     Args:
       strategy: A `Method`, a text for `registry.method`, a `Synchronization`,
-        a `Correction`, `LocalSteps`, or a strategy of tfdist (of its
-        arguments, those of `Method`).
+        a `Correction`, `LocalSteps`, or a strategy of tfdist but
+        `SandblasterStrategy` (of its arguments, those of `Method`).
       takes_peers: Whether it may be one of workers that send to each other.
 
     Raises:
@@ -88,7 +88,8 @@ def as_method(strategy: Any, takes_peers: bool = False) -> Method:
     raise TypeError(
         "Argument `strategy` must be a tfdist.simulation.Method, one of "
         f"{', '.join(registry.names())}, a Synchronization, a Correction, "
-        f"LocalSteps or a strategy of tfdist. Received: strategy={strategy!r}"
+        "LocalSteps or a strategy of tfdist but SandblasterStrategy. "
+        f"Received: strategy={strategy!r}"
     )
 
 

@@ -46,9 +46,52 @@ class Network:
                     f"positive. Received: {name}={value!r}"
                 )
 
+    @property
+    def server_gbps(self) -> float:
+        """Speed of each server's link, gigabits per second."""
+        return self.server_bandwidth_gbps or self.bandwidth_gbps
+
+
+class Nodes:
+    """Workers, then servers, and until when each direction of a link is taken.
+
+    Call `send` in the order of time.
+
+    Args:
+      network: A `Network`.
+      num_workers: Number of workers.
+      num_servers: Number of servers.
+
+    Attributes:
+      bytes: `(machines, 2)`, what each has sent and received so far.
+    """
+
+    def __init__(self, network, num_workers, num_servers=0):
+        self._latency = network.latency_seconds
+        gbps = [network.bandwidth_gbps] * num_workers
+        gbps += [network.server_gbps] * num_servers
+        self._speeds = [value * 1e9 / 8 for value in gbps]
+        self._out, self._in = ([0.0] * len(gbps) for _ in range(2))
+        self.bytes = np.zeros([len(gbps), 2])
+
+    def send(self, sender, receiver, num_bytes, now):
+        """Sends a message; returns the moment at which it has arrived."""
+        self.bytes[sender, 0] += num_bytes
+        self.bytes[receiver, 1] += num_bytes
+        begins = max(now, self._out[sender])
+        seconds = num_bytes / self._speeds[sender]
+        self._out[sender] = begins + seconds
+        # The first bit arrives after the latency, the last one not before it
+        # has been sent.
+        first = begins + self._latency
+        taken = max(first, self._in[receiver])
+        taken += num_bytes / self._speeds[receiver]
+        self._in[receiver] = taken
+        return max(taken, first + seconds)
+
 
 class Links:
-    """The links of one cluster, and until when each is taken.
+    """The links of workers to servers, which hold the same parameters.
 
     Call `push` and `pull` in the order of time.
 
@@ -65,31 +108,18 @@ class Links:
         self, network, num_workers, push_bytes, pull_bytes, fetch_bytes=None
     ):
         self._network = network
-        worker = network.bandwidth_gbps * 1e9 / 8
-        server = worker
-        if network.server_bandwidth_gbps is not None:
-            server = network.server_bandwidth_gbps * 1e9 / 8
-        self._push = [(b / worker, b / server) for b in push_bytes]
-        self._pull = [(b / worker, b / server) for b in pull_bytes]
-        fetch_bytes = pull_bytes if fetch_bytes is None else fetch_bytes
-        self._fetch = [(b / worker, b / server) for b in fetch_bytes]
-        servers = len(push_bytes)
-        # Each link has two directions, and each server computes.
-        self._up, self._down = ([0.0] * num_workers for _ in range(2))
-        self._in, self._out = ([0.0] * servers for _ in range(2))
+        self._num_workers = num_workers
+        self._push, self._pull = push_bytes, pull_bytes
+        self._fetch = pull_bytes if fetch_bytes is None else fetch_bytes
+        self._nodes = Nodes(network, num_workers, len(push_bytes))
         # All servers make the same updates.
         self._free = 0.0
 
     def push(self, worker, now):
         """A worker sends its gradient to all servers; when all have it."""
         return max(
-            send(
-                (self._up, worker, slow),
-                (self._in, server, fast),
-                self._network.latency_seconds,
-                now,
-            )
-            for server, (slow, fast) in enumerate(self._push)
+            self._nodes.send(worker, server, num_bytes, now)
+            for server, num_bytes in enumerate(self._push, self._num_workers)
         )
 
     def update(self, now):
@@ -110,65 +140,8 @@ class Links:
         return self._bring(self._fetch, worker, now)
 
     def _bring(self, sizes, worker, now):
-        arrivals = []
-        for server, (slow, fast) in enumerate(sizes):
-            arrivals.append(
-                send(
-                    (self._out, server, fast),
-                    (self._down, worker, slow),
-                    self._network.latency_seconds,
-                    max(now, self._free),
-                )
-            )
-        return max(arrivals)
-
-
-class Nodes:
-    """Machines with a link each, and until when each direction is taken.
-
-    Args:
-      network: A `Network`; its latency counts.
-      gbps: Speed of each machine's link, gigabits per second, a list.
-
-    Attributes:
-      bytes: `(machines, 2)`, what each has sent and received so far.
-    """
-
-    def __init__(self, network, gbps):
-        self._latency = network.latency_seconds
-        self._speeds = [value * 1e9 / 8 for value in gbps]
-        self._out, self._in = ([0.0] * len(gbps) for _ in range(2))
-        self.bytes = np.zeros([len(gbps), 2])
-
-    def send(self, sender, receiver, num_bytes, now):
-        """Sends a message; returns the moment at which it has arrived."""
-        self.bytes[sender, 0] += num_bytes
-        self.bytes[receiver, 1] += num_bytes
-        return send(
-            (self._out, sender, num_bytes / self._speeds[sender]),
-            (self._in, receiver, num_bytes / self._speeds[receiver]),
-            self._latency,
-            now,
+        begins = max(now, self._free)
+        return max(
+            self._nodes.send(server, worker, num_bytes, begins)
+            for server, num_bytes in enumerate(sizes, self._num_workers)
         )
-
-
-def send(sender, receiver, latency, now):
-    """Sends a message over two links; returns when it has arrived.
-
-    Args:
-      sender: Triple of a list of when links are free, whose link it is, and
-        the seconds that the message takes it.
-      receiver: The same.
-      latency: Seconds.
-      now: Seconds.
-    """
-    links, number, seconds = sender
-    begins = max(now, links[number])
-    links[number] = begins + seconds
-    links, number, taking = receiver
-    # The first bit arrives after the latency, the last one not before it has
-    # been sent.
-    first = begins + latency
-    last = first + seconds
-    links[number] = max(first, links[number]) + taking
-    return max(links[number], last)

@@ -260,9 +260,7 @@ def _parts(num_workers, network, push, pull, computing, waiting):
     """
     typical = float(np.median(computing))
     worker = network.bandwidth_gbps * 1e9 / 8
-    server = worker
-    if network.server_bandwidth_gbps is not None:
-        server = network.server_bandwidth_gbps * 1e9 / 8
+    server = network.server_gbps * 1e9 / 8
     # Both directions are busy at once: also where all have to wait for all,
     # as parameters reach them one after the other.
     busiest = max(*push, *pull)

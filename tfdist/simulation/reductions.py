@@ -8,7 +8,7 @@ one message at a time in each. Adding costs nothing.
 import itertools
 
 from tfdist import checks
-from tfdist.simulation import network as network_lib
+from tfdist.simulation.network import Nodes
 
 
 def servers(network, num_workers, num_bytes, num_servers=1, pieces=1):
@@ -27,12 +27,8 @@ def servers(network, num_workers, num_bytes, num_servers=1, pieces=1):
     _check(num_workers, num_bytes)
     checks.count("num_servers", num_servers)
     checks.count("pieces", pieces)
-    server_gbps = network.server_bandwidth_gbps or network.bandwidth_gbps
     workers = range(num_workers)
-    nodes = network_lib.Nodes(
-        network,
-        [network.bandwidth_gbps] * num_workers + [server_gbps] * num_servers,
-    )
+    nodes = Nodes(network, num_workers, num_servers)
     share = num_bytes / num_servers
     arrived = {}
     for piece, turn, worker in itertools.product(
@@ -90,7 +86,7 @@ def tree(network, num_workers, num_bytes):
       num_bytes: Of the vector.
     """
     _check(num_workers, num_bytes)
-    nodes = network_lib.Nodes(network, [network.bandwidth_gbps] * num_workers)
+    nodes = Nodes(network, num_workers)
     ready = [0.0] * num_workers
     distances = [1 << k for k in range((num_workers - 1).bit_length())]
     for up, steps in ((True, distances), (False, distances[::-1])):
@@ -139,7 +135,7 @@ def _rounds(network, num_workers, rounds):
       rounds: List of pairs: bytes, and a function of the sender that gives the
         receiver, modulo the number of workers.
     """
-    nodes = network_lib.Nodes(network, [network.bandwidth_gbps] * num_workers)
+    nodes = Nodes(network, num_workers)
     ready = [0.0] * num_workers
     for num_bytes, receiver_of in rounds:
         arrived = list(ready)

@@ -75,8 +75,8 @@ def simulate(
         sample_weight)`, or a finite `tf.data.Dataset` of examples.
       strategy: A `Method`, the text of one (`"softsync:n=1"`), an own
         `Synchronization`, `Correction` or `LocalSteps`, a strategy of tfdist
-        (its method alone: give `work` and the like here), a `VirtualExchange`,
-        or a `Sandblaster`.
+        but `SandblasterStrategy` (its method alone: give `work` and the like
+        here), a `VirtualExchange`, or a `Sandblaster`.
       num_workers: Virtual workers.
       num_servers: Virtual servers; they share the bytes.
       batch_size: Examples of one gradient.
@@ -94,7 +94,8 @@ def simulate(
         an epoch when they are free, and begin an epoch together, as with
         `AsyncStrategy(work="queue")`.
       portions_per_worker: As of `AsyncStrategy`.
-      seed: Of initial weights, the order of examples, and compute times.
+      seed: Of initial weights, the order of examples, and compute times; set
+        for this process with `keras.utils.set_random_seed`.
       worker_timeout: Seconds after which nobody waits for a silent worker.
       start_timeout: The same for one that has never begun.
       max_seconds: Virtual seconds after which no gradient is begun.
@@ -155,12 +156,7 @@ def simulate(
         )
     exchange, name = as_exchange(strategy)
     if exchange is not None:
-        arguments.refuse_all_but(
-            "peer_to_peer, gossip and exchanges",
-            num_servers=(num_servers, 1),
-            failures=(list(failures), []),
-            work=(work, "shares"),
-        )
+        arguments.check_exchange(num_servers, failures, work)
         return flat_run.simulate(
             model_fn,
             data,

@@ -64,8 +64,9 @@ def replay(
       shuffle: Whether each epoch has an order of its own, that of `simulate`.
       validation_data: As `simulate` takes it.
       evaluate_every: Epochs between two evaluations.
-      seed: Of initial weights. A strategy with this `seed` and a model made
-        first thing in its scope begins with the same.
+      seed: Of initial weights; set for this process with
+        `keras.utils.set_random_seed`. A strategy with this `seed` and a model
+        made first thing in its scope begins with the same.
       chunk: Gradients computed in one call, at most 8.
       progress: Whether to show a bar.
 

@@ -5,7 +5,6 @@ import dataclasses
 import tensorflow as tf
 
 from tfdist import own_random_numbers
-from tfdist import variable_names
 from tfdist.averaging.base import Pushed
 from tfdist.averaging.base import is_momentum
 from tfdist.simulation.compiled import Compiled
@@ -95,18 +94,13 @@ class VirtualLocalSteps:
           worker: Number of its worker.
           given: List of tensors: what the servers have given it.
         """
-        rest = list(self.first)
-        for place, variable in enumerate(self._rest):
-            if variable_names.is_seed(variable.name):
-                state = own_random_numbers.spread_seed(
-                    rest[place].numpy(), worker
-                )
-                rest[place] = tf.constant(state, variable.dtype)
         return Own(
             parameters=given,
             anchor=given,
             point=given if self._needs_points else [],
-            rest=rest,
+            rest=own_random_numbers.spread_seeds(
+                self._rest, self.first, worker
+            ),
             accrued=self._zeros,
             fetched={},
         )

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable
 from collections.abc import Sequence
-import math
-import numbers
 import time
 from typing import Any
 
 import keras
 import numpy as np
+
+from tfdist import checks
 
 DISTRIBUTIONS = ("constant", "lognormal", "pareto")
 _DEFAULT_SHAPES = {"lognormal": 1.0, "pareto": 2.5}
@@ -70,31 +70,15 @@ class Straggler(keras.callbacks.Callback):
         seed: int = 0,
     ):
         super().__init__()
-        _check(
-            _is_real(seconds) and seconds >= 0,
-            "seconds",
-            "a number of at least 0",
-            seconds,
-        )
-        _check(
-            distribution in DISTRIBUTIONS,
-            "distribution",
-            f"one of {', '.join(map(repr, DISTRIBUTIONS))}",
-            distribution,
-        )
-        _check(
-            _is_real(probability) and 0 <= probability <= 1,
-            "probability",
-            "a number from 0 to 1",
-            probability,
-        )
-        _check(_is_count(seed), "seed", "an integer of at least 0", seed)
-        self._seconds = float(seconds)
+        checks.one_of("distribution", distribution, DISTRIBUTIONS)
+        self._seconds = checks.not_negative("seconds", seconds)
         self._distribution = distribution
         self._shape = _checked_shape(distribution, shape)
-        self._probability = float(probability)
+        self._probability = checks.number(
+            "probability", probability, lambda x: 0 <= x <= 1, "from 0 to 1"
+        )
         self._workers = _checked_workers(workers)
-        self._seed = int(seed)
+        self._seed = checks.count("seed", seed, least=0)
         self._streams = None
         self.delays = 0
         self.total_seconds = 0.0
@@ -183,58 +167,26 @@ class Straggler(keras.callbacks.Callback):
 
 def _checked_shape(distribution, shape):
     if distribution == "constant":
-        _check(
-            shape is None, "shape", "None for distribution='constant'", shape
-        )
+        if shape is not None:
+            allowed = "None for distribution='constant'"
+            raise ValueError(checks.refusal("shape", allowed, shape))
         return None
     if shape is None:
         return _DEFAULT_SHAPES[distribution]
     least = 1 if distribution == "pareto" else 0
-    _check(
-        _is_real(shape) and shape > least,
+    return checks.number(
         "shape",
-        f"a number above {least} for distribution={distribution!r}",
         shape,
+        lambda x: x > least,
+        f"above {least} for distribution={distribution!r}",
     )
-    return float(shape)
 
 
 def _checked_workers(workers):
     if workers is None:
         return None
-    numbers_ = (
-        list(workers)
-        if isinstance(workers, Iterable) and not isinstance(workers, str)
-        else [None]
-    )
-    _check(
-        all(map(_is_count, numbers_)),
-        "workers",
-        "None or an iterable of integers of at least 0",
-        workers,
-    )
-    return frozenset(map(int, numbers_))
-
-
-def _check(holds, name, allowed, received):
-    if not holds:
-        raise ValueError(
-            f"Argument `{name}` must be {allowed}. "
-            f"Received: {name}={received!r}."
-        )
-
-
-def _is_real(value):
-    return (
-        isinstance(value, numbers.Real)
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-    )
-
-
-def _is_count(value):
-    return (
-        isinstance(value, numbers.Integral)
-        and not isinstance(value, bool)
-        and value >= 0
-    )
+    numbers = list(workers) if isinstance(workers, Iterable) else [None]
+    if not all(checks.is_count(number, 0) for number in numbers):
+        allowed = "None or an iterable of integers of at least 0"
+        raise ValueError(checks.refusal("workers", allowed, workers))
+    return frozenset(numbers)
