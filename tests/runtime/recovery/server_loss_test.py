@@ -92,6 +92,29 @@ def test_a_break_tells_how_many_local_steps_it_has_cost(caplog):
     assert "this worker drops 3 local steps" in caplog.text
 
 
+def test_a_call_of_a_worker_whose_gradients_are_void_recovers_first():
+    done = []
+    coordination = types.SimpleNamespace(is_behind=True)
+
+    def recover(error):
+        # A mere break, where the server was restored: no reason to raise.
+        assert isinstance(error, reconnection._TRANSIENT)
+        coordination.is_behind = False
+        done.append("recovered")
+
+    fake = types.SimpleNamespace(
+        _active=types.SimpleNamespace(),
+        _runtime=types.SimpleNamespace(coordination=coordination),
+        _watchdog=types.SimpleNamespace(
+            begin=lambda what: None, end=lambda before: None
+        ),
+        recover=recover,
+    )
+    for _ in range(2):
+        server_loss.Recovery.call(fake, done.append, "called")
+    assert done == ["recovered", "called", "called"]
+
+
 def test_local_steps_that_were_not_sent_are_dropped_and_counted(monkeypatch):
     strategy = tfdist.ParameterAveragingStrategy(period=4)
     with strategy.scope():

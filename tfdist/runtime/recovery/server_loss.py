@@ -187,6 +187,12 @@ class Recovery:
         """
         if getattr(self._active, "now", False):
             return function(*args)  # Whoever calls this handles errors.
+        if self._runtime.coordination.is_behind:
+            self.recover(
+                tf.errors.UnavailableError(
+                    None, None, "Servers have lost what they held."
+                )
+            )
         while True:
             before = self._watchdog.begin(_name_of(function))
             try:
