@@ -371,6 +371,8 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
         return super().gather_nd(indices, name)
 
     def _before_read(self):
+        if self.is_own and not self.role.is_on_server:
+            return  # Other threads read those, too: heartbeats for example.
         if active.section is None and tf.executing_eagerly():
             # A step sees what the last exchange has brought.
             if active.eager_step() is None:
