@@ -72,10 +72,11 @@ def recovering(lost, here, settled, dropped=0):
             lost_by_rows=lambda shard: None,
         ),
         _settling=types.SimpleNamespace(
-            settle=lambda shard, is_restored: settled.append(is_restored)
+            settle=lambda shard, is_restored: settled.append(is_restored),
+            snapshot_of=lambda shard: "",
         ),
         _runtime=types.SimpleNamespace(
-            unused_models=types.SimpleNamespace(free_again=list),
+            unused_models=types.SimpleNamespace(free_again=lambda *_: None),
             coordination=types.SimpleNamespace(renew=lambda now, here: None),
         ),
         _reconnection=types.SimpleNamespace(recover=recover),

@@ -246,7 +246,9 @@ class Recovery:
                 if done:
                     mine.add(shard)
             if shards:
-                self._runtime.unused_models.free_again(shards)
+                self._runtime.unused_models.free_again(
+                    shards, {k for k in shards if self._settling.snapshot_of(k)}
+                )
             self._runtime.coordination.renew(now, here)
             self._reconnection.lives = now
             if by_rows:
