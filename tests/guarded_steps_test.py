@@ -65,3 +65,16 @@ def test_what_is_made_before_within_and_after_fit_is_guarded():
     fit(model)
     assert [name for name, _ in called[6:]] == ["second"] * 2
     assert len({id(function) for _, function in called}) == 4
+
+
+def test_a_repeated_call_of_train_on_batch_has_its_batch_again():
+    model = compiled()
+
+    def twice(function, *args):
+        function(*args)
+        return function(*args)
+
+    guarded_steps.guard(model, twice)
+    x = np.ones([4, 1], "float32")
+    assert model.train_on_batch(x, x) >= 0
+    assert int(model.optimizer.iterations) == 2

@@ -46,6 +46,26 @@ def test_variables_are_read_and_restored_by_what_ours_override():
     assert variables.ReplicaVariable.__mro__[1] is kind
 
 
+def test_slices_of_variables_are_assigned_by_what_ours_override():
+    seen = []
+
+    class Seen(private_tensorflow.ResourceVariable):
+        def _strided_slice_assign(self, begin, end, strides, value, **others):
+            seen.append(sorted(others))
+            return super()._strided_slice_assign(
+                begin, end, strides, value, **others
+            )
+
+    variable = Seen([3.0, 4.0])
+    variable[1:].assign([5.0])
+    assert variable.numpy().tolist() == [3.0, 5.0]
+    masks = ["begin", "ellipsis", "end", "new_axis", "shrink_axis"]
+    assert seen == [sorted(["name", *(f"{mask}_mask" for mask in masks)])]
+    assert {f"{mask}_mask" for mask in masks} < set(
+        inspect.signature(tf.raw_ops.TensorStridedSliceUpdate).parameters
+    )
+
+
 @pytest.mark.parametrize(
     "use",
     [

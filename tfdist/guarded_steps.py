@@ -1,5 +1,8 @@
 """Training steps of Keras's `fit` that go through a function of ours."""
 
+import functools
+import types
+
 from tfdist import dynamic_subclasses
 
 
@@ -16,7 +19,16 @@ class GuardedFunction:
         self._call = call
 
     def __call__(self, *args):
-        return self._call(self.function, *args)
+        if not (args and isinstance(args[0], types.GeneratorType)):
+            return self._call(self.function, *args)
+        # Of `train_on_batch`: a call that fails has used it up.
+        batches = list(args[0])
+
+        @functools.wraps(self.function)
+        def function(batches):
+            return self.function(iter(batches))
+
+        return self._call(function, batches)
 
 
 class GuardedTraining:

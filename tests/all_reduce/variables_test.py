@@ -50,3 +50,15 @@ def test_optimizers_in_a_list_are_shared():
         for owner in (model.dense, *model.optimizers)
         for one in owner.variables
     }
+
+
+def test_assignments_of_elements_are_heard_of(monkeypatch):
+    with tfdist.AllReduceStrategy().scope():
+        weight = keras.Variable(np.zeros(2, "float32")).value
+    heard = []
+    monkeypatch.setattr(weight._engine, "before_assignment", heard.append)
+    weight[0:1].assign([4.0])
+    weight.scatter_nd_max([[0]], [5.0])
+    weight.scatter_nd_min([[1]], [-5.0])
+    assert weight.numpy().tolist() == [5.0, -5.0]
+    assert [one is weight for one in heard] == [True] * 3

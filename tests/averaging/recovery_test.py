@@ -2,13 +2,17 @@
 
 import types
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests import nightly
 from tests.averaging.virtual_workers import VirtualWorkers
 from tests.runtime.exchange import delay_test
+import tfdist
 from tfdist import averaging
+from tfdist.runtime.coordination import agreement
 from tfdist.runtime.recovery import server_loss
 
 PERIOD = 3
@@ -66,3 +70,41 @@ def test_steps_before_a_recovery_are_not_pushed_after_it(method):
         twin.runtimes[1].pull()
         np.testing.assert_allclose(made.weights(1), twin.weights(1), rtol=1e-6)
         assert (made.weights(1) != held).all()
+
+
+def test_a_server_lost_in_the_first_step_leaves_one_outer_optimizer(
+    monkeypatch,
+):
+    """Or else positions of variables are not those of other workers."""
+
+    def made():
+        strategy = tfdist.ParameterAveragingStrategy(PERIOD)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        return strategy, model
+
+    def again(function, *args):
+        """As `Recovery.call` does."""
+        while True:
+            try:
+                return function(*args)
+            except tf.errors.UnavailableError:
+                failed.append(function)
+
+    def fails_once(*args):
+        if not failed:
+            raise tf.errors.UnavailableError(None, None, "it is gone")
+        return agree(*args)
+
+    x, failed, numbers = np.ones([2, 1], "float32"), [], []
+    for is_disturbed in (False, True):
+        strategy, model = made()
+        if is_disturbed:
+            agree = agreement.agree
+            monkeypatch.setattr(agreement, "agree", fails_once)
+            monkeypatch.setattr(strategy._runtime.recovery, "call", again)
+        strategy.retry_on_server_failure(model.train_on_batch)(x, x)
+        numbers.append(len(strategy._runtime.store.variables))
+    assert len(failed) == 1
+    assert numbers[0] == numbers[1]

@@ -194,9 +194,13 @@ for _name in (
     "scatter_sub",
     "scatter_update",
     "scatter_nd_add",
+    "scatter_nd_max",
+    "scatter_nd_min",
     "scatter_nd_sub",
     "scatter_nd_update",
     "batch_scatter_update",
+    # `variable[...].assign(value)`.
+    "_strided_slice_assign",
 ):
     setattr(WorkerVariable, _name, _noted(_name))
 

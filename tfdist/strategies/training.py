@@ -123,7 +123,9 @@ class TrainingMixin:
 
         Args:
           function: Callable. When a server fails, it is called again after
-            all are back: what it took from an iterator is gone.
+            all are back: what it took from an iterator is gone. Its arguments
+            are the same: servers that had applied the gradient of a batch
+            before the failure apply it twice.
 
         Returns:
           A callable.

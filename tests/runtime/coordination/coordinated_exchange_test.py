@@ -6,6 +6,7 @@ processes in `tests.multi_process`.
 """
 
 import functools
+import threading
 
 import keras
 import numpy as np
@@ -264,6 +265,24 @@ def test_a_step_that_is_taken_again_finds_what_is_its_own(monkeypatch, eagerly):
         assert int(calls) == 8 * fit
         assert int(layer.calls) == 4 * fit
         assert logs["seen"] == [8.0]
+
+
+def test_a_gradient_of_an_epoch_that_has_ended_is_not_computed_again():
+    (worker,) = make_workers("ended", 1, Sync(on_drop="retry"))
+    first, second, third = delay_test.batches(3, seed=2)
+    worker.step(*first)
+    (ledger,) = worker.runtime.coordination.ledgers
+    ledger.set_epoch(-1)
+    # Else the step would never end.
+    end = threading.Timer(3.0, ledger.set_epoch, [0])
+    end.start()
+    worker.step(*second)
+    end.cancel()
+    journal = worker.runtime.journal
+    assert (journal.begun, journal.drops) == (2, 1)
+    ledger.set_epoch(0)
+    worker.step(*third)
+    assert (journal.begun, journal.drops) == (3, 1)
 
 
 def test_what_one_fit_leaves_is_no_part_of_the_next():

@@ -267,6 +267,36 @@ def test_who_dies_in_the_middle_leaves_the_new_epoch_to_the_next(
     assert not ledger.renew(lives).began
 
 
+def test_a_worker_that_noticed_nothing_learns_of_a_new_epoch_by_heartbeats():
+    """Its steps do not use the server that was lost."""
+    ledger, other = worker(0).ledger, worker(1).ledger
+    lives = [0, next(_lives)]
+    for one in (ledger, other):
+        one.renew(lives)
+        one.tick()
+    lives[1] = next(_lives)
+    other.renew(lives)
+    made = worker(0).coordination
+    assert not made.is_behind
+    made.tick()
+    assert made.is_behind
+    assert not worker(1).coordination.is_behind
+    ledger.renew(lives)
+    assert not made.is_behind
+    # A heartbeat that was under way when the worker itself learned of it.
+    tick = ledger._tick
+
+    def late(*args):
+        told = tick(*args)
+        ledger.renew([0, next(_lives)])
+        return told
+
+    ledger._tick = late
+    made.tick()
+    ledger._tick = tick
+    assert not made.is_behind
+
+
 def test_no_branch_under_the_locks_runs_on_the_worker():
     function = tf.function(worker(1).ledger._renewal._build, autograph=False)
     graph = function.get_concrete_function(

@@ -2,9 +2,11 @@
 
 import time
 
+import keras
 import pytest
 import tensorflow as tf
 
+import tfdist
 from tfdist.runtime.exchange import journal as journal_lib
 
 
@@ -137,3 +139,17 @@ def test_a_step_is_counted_as_elsewhere_unless_it_is_dropped(journal, shards):
         step(tf.constant(accepted))
     assert (journal.begun, journal.drops) == (3, 1)
     assert journal.elsewhere == [0 if k in shards else 2 for k in range(3)]
+
+
+def test_reads_of_the_journal_are_no_reads_of_the_users(monkeypatch):
+    """Heartbeats read it in a thread of their own."""
+    strategy = tfdist.AsyncStrategy()
+    with strategy.scope():
+        weight = keras.Variable(1.0)
+    runtime, seen = strategy._runtime, []
+    monkeypatch.setattr(runtime, "before_eager_read", seen.append)
+    journal = runtime.journal
+    assert (journal.begun, journal.count, journal.exchanges) == (0, 0, 0)
+    assert not seen
+    weight.numpy()
+    assert [one is weight.value for one in seen] == [True]

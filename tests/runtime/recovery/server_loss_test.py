@@ -72,10 +72,11 @@ def recovering(lost, here, settled, dropped=0):
             lost_by_rows=lambda shard: None,
         ),
         _settling=types.SimpleNamespace(
-            settle=lambda shard, is_restored: settled.append(is_restored)
+            settle=lambda shard, is_restored: settled.append(is_restored),
+            snapshot_of=lambda shard: "",
         ),
         _runtime=types.SimpleNamespace(
-            unused_models=types.SimpleNamespace(free_again=list),
+            unused_models=types.SimpleNamespace(free_again=lambda *_: None),
             coordination=types.SimpleNamespace(renew=lambda now, here: None),
         ),
         _reconnection=types.SimpleNamespace(recover=recover),
@@ -90,6 +91,29 @@ def test_a_break_tells_how_many_local_steps_it_has_cost(caplog):
     server_loss.Recovery._recover(fake, None)
     assert fake.events[0].dropped_local_steps == 3
     assert "this worker drops 3 local steps" in caplog.text
+
+
+def test_a_call_of_a_worker_whose_gradients_are_void_recovers_first():
+    done = []
+    coordination = types.SimpleNamespace(is_behind=True)
+
+    def recover(error):
+        # A mere break, where the server was restored: no reason to raise.
+        assert isinstance(error, reconnection._TRANSIENT)
+        coordination.is_behind = False
+        done.append("recovered")
+
+    fake = types.SimpleNamespace(
+        _active=types.SimpleNamespace(),
+        _runtime=types.SimpleNamespace(coordination=coordination),
+        _watchdog=types.SimpleNamespace(
+            begin=lambda what: None, end=lambda before: None
+        ),
+        recover=recover,
+    )
+    for _ in range(2):
+        server_loss.Recovery.call(fake, done.append, "called")
+    assert done == ["recovered", "called", "called"]
 
 
 def test_local_steps_that_were_not_sent_are_dropped_and_counted(monkeypatch):

@@ -242,7 +242,23 @@ def test_who_is_unknown_to_a_server_started_again_may_be_there(monkeypatch):
     assert found._may_come_back(1, unknown)
     now = 301.0
     assert not found._may_come_back(1, unknown)
-    found.free_again({1})
+    found.free_again({1}, set())
     assert not found._may_come_back(1, unknown)
-    found.free_again({0, 1})
+    found.free_again({0, 1}, set())
     assert found._may_come_back(1, unknown)
+
+
+def test_what_snapshots_bring_back_is_freed_again(monkeypatch):
+    strategy = tfdist.AsyncStrategy()
+    live_one(strategy)
+    strategy.commit()
+    found, built = strategy._runtime.unused_models, []
+    assert found._freed
+    monkeypatch.setattr(
+        found, "_build_destroy", lambda named, _: built.append(named)
+    )
+    # All that was ever freed: not for nothing.
+    found.free_again({0}, set())
+    assert not built
+    found.free_again({0}, {0})
+    assert built == [found._freed]

@@ -88,6 +88,12 @@ class CoordinatedExchange(exchange.ExchangeBuilder):
             self._carry_out(request, mine, decision)
             for request, mine in zip(requests, staged, strict=True)
         ]
+        if self._method.retries:
+            # The step would be taken again for ever, and the worker would not
+            # get to know of the new epoch.
+            after = [decision.head.op]
+            with tf.control_dependencies(after), tf.device(store.devices[0]):
+                self._current = ledger.is_current(decision.epoch)
         with tf.device(store.worker_device):
             self._accepted = tf.identity(decision.accepted)
         return responses, self._accepted

@@ -97,6 +97,11 @@ class Coordination:
         return list(self._ledgers.values())
 
     @property
+    def is_behind(self):
+        """Whether gradients of this worker are void; see `Ledger`."""
+        return any(ledger.is_behind for ledger in self.ledgers)
+
+    @property
     def waits(self):
         """Whether workers wait for the gradients of others."""
         return self._method.waits

@@ -127,8 +127,9 @@ class Ledger:
         # Starts afresh when a server has lost what it held. What a worker sends
         # of an epoch that has ended counts nowhere any more.
         self._epoch = store.worker_variable(tf.zeros([], tf.int64), "epoch")
-        # The same, for `tick`, which is called in other threads as well.
-        self._known_epoch = 0
+        # The same, for `tick`, which is called in other threads as well; and
+        # the one that servers are in, as the last `tick` found.
+        self._known_epoch = self._found_epoch = 0
         self._renewal = epoch_fence.EpochFence(self, store, num_workers)
         self.agreement = agreement.Agreement(
             store,
@@ -212,7 +213,16 @@ class Ledger:
     def set_epoch(self, epoch):
         """Sets what this worker takes for the epoch, eagerly."""
         self._epoch.assign_replica(epoch)
-        self._known_epoch = int(epoch)
+        self._known_epoch = self._found_epoch = int(epoch)
+
+    @property
+    def is_behind(self):
+        """Whether gradients of this worker are void.
+
+        It has not noticed that servers have lost what they held, as its steps
+        do not use them, and another worker has begun a new epoch.
+        """
+        return self._found_epoch != self._known_epoch
 
     def pulled_by_server(self):
         """Updates in the replicas of each server, scalar int64 tensors."""
@@ -385,9 +395,11 @@ class Ledger:
           The `State` after it, of NumPy values; its epoch; and the lives of
           the servers that it is about, an int64 vector.
         """
-        vector, enlisted, epoch, lives = self._tick(
-            told, np.int64(self._known_epoch)
-        )
+        known = self._known_epoch
+        vector, enlisted, epoch, lives = self._tick(told, np.int64(known))
+        # Not if another thread may have set it in the meantime.
+        if epoch != known:
+            self._found_epoch = int(epoch)
         self.num_enlisted = int(enlisted)
         return self._shared.as_numpy(vector), epoch, lives
 

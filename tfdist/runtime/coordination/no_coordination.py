@@ -15,6 +15,7 @@ class NoCoordination:
 
     ledgers = ()
     # Nobody waits for the gradients of others, and none is dropped.
+    is_behind = False
     waits = False
     has_log = False
     averages = False

@@ -76,6 +76,7 @@ class ExchangeBuilder:
         self._local_steps = local_steps
         self._last = last
         self._finite = finite
+        self._current = None
         self._ahead = None
         self._pulled = None
         # All servers that take part, and the number that marks it there.
@@ -158,6 +159,7 @@ class ExchangeBuilder:
                 shards=self._shards,
                 local_steps=self._local_steps,
                 finite=self._finite,
+                current=self._current,
             )
 
     def _pulled_by_server(self):

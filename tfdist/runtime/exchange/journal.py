@@ -58,10 +58,13 @@ class Journal:
         shards,
         local_steps=None,
         finite=None,
+        current=None,
     ):
         """Builds the ops that note one exchange; see `ExchangeRecord`.
 
-        `finite` is None where nobody has looked; `shards` as in `note_begun`.
+        `finite` is None where nobody has looked; `shards` as in `note_begun`;
+        `current` says whether the gradients are of the epoch that servers are
+        in, None where nobody asks.
         """
         with tf.device(self._device):
             now = tf.timestamp()
@@ -97,6 +100,8 @@ class Journal:
             self._last.assign(now, read_value=False)
             # Of the same batch the same would come again.
             late = tf.logical_and(finite, tf.logical_not(accepted))
+            if current is not None:
+                late = tf.logical_and(late, current)
             self._dropped.assign(late, read_value=False)
             dropped = tf.cast(tf.logical_not(accepted), tf.int64)
             self._drops.assign_add(dropped, read_value=False)

@@ -51,8 +51,14 @@ class ServerCommunication:
           ValueError: Another worker trains in another way.
         """
         mine = f"local_steps={local.method!r}"
-        theirs = agreement.agree(
-            self._store, "lock", f"local/{clock.ordinal}", mine
+        # Over the loss of servers: a step that is traced again would have
+        # another outer optimizer.
+        theirs = self._store.call(
+            agreement.agree,
+            self._store,
+            "lock",
+            f"local/{clock.ordinal}",
+            mine,
         )
         if mine != theirs:
             raise ValueError(

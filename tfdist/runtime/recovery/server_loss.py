@@ -187,6 +187,12 @@ class Recovery:
         """
         if getattr(self._active, "now", False):
             return function(*args)  # Whoever calls this handles errors.
+        if self._runtime.coordination.is_behind:
+            self.recover(
+                tf.errors.UnavailableError(
+                    None, None, "Servers have lost what they held."
+                )
+            )
         while True:
             before = self._watchdog.begin(_name_of(function))
             try:
@@ -240,7 +246,9 @@ class Recovery:
                 if done:
                     mine.add(shard)
             if shards:
-                self._runtime.unused_models.free_again(shards)
+                self._runtime.unused_models.free_again(
+                    shards, {k for k in shards if self._settling.snapshot_of(k)}
+                )
             self._runtime.coordination.renew(now, here)
             self._reconnection.lives = now
             if by_rows:

@@ -6,7 +6,6 @@ take that for the state of the training nor for a cluster that begins.
 """
 
 import enum
-import functools
 import time
 
 from absl import logging
@@ -14,6 +13,7 @@ import tensorflow as tf
 
 from tfdist.cluster import snapshots
 from tfdist.cluster import waiting
+from tfdist.runtime.variables import traced_calls
 
 # A worker that was there before notices the loss of a server within 10 s, and
 # at once where the server's port is closed.
@@ -125,7 +125,7 @@ class ServerReadiness:
                     "The training begins with values of a snapshot: %s. If it "
                     "is of another run, end this one, remove the directory and "
                     "start again.",
-                    self._snapshot_of(shard),
+                    self.snapshot_of(shard),
                 )
             if holding is not Holding.SETTLED:
                 unrestored[shard] = True
@@ -138,17 +138,17 @@ class ServerReadiness:
                 )
         return any(unrestored)
 
-    def _snapshot_of(self, shard):
+    def snapshot_of(self, shard):
+        """Returns the snapshot that a server began with, "" for none."""
         store = self._store
 
-        @functools.partial(tf.function, autograph=False)
-        def read():
+        def build():
             with tf.device(store.devices[shard]):
                 text = snapshots.build_found()
             with tf.device(store.worker_device):
                 return tf.identity(text)
 
-        return store.call(read).numpy().decode()
+        return store.call(traced_calls.trace(build)).numpy().decode()
 
     def _build_look(self):
         store = self._store

@@ -95,13 +95,15 @@ class ParameterStore(resources.Resources):
     def worker_variable(self, value, name):
         """A variable of tfdist's own that never leaves this worker."""
         with tf.init_scope(), tf.device(self.worker_device):
-            return ReplicaVariable(
+            variable = ReplicaVariable(
                 owner=self._owner,
                 role=Role.LOCAL,
                 initial_value=value,
                 name=name,
                 trainable=False,
             )
+            variable.is_own = True
+            return variable
 
     def create_variable(
         self,

@@ -109,18 +109,19 @@ class UnusedModels:
         finally:
             self._tidying.release()
 
-    def free_again(self, shards):
+    def free_again(self, shards, from_snapshots):
         """Frees what servers have brought back from their snapshots.
 
         Called when servers were started again.
 
         Args:
-          shards: Numbers of servers that were started again.
+          shards: Numbers of servers that were started again, a set.
+          from_snapshots: Those of them that began with a snapshot.
         """
         if 0 in shards:
             # It has yet to hear of workers that are there.
             self._began = time.monotonic()
-        again = {k: d for k, d in self._freed.items() if k[0] in shards}
+        again = {k: d for k, d in self._freed.items() if k[0] in from_snapshots}
         if again:
             traced_calls.trace(lambda: self._build_destroy(again, None))()
 

@@ -315,9 +315,7 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
     def _mutate(self, kind, value, kwargs):
         method = getattr(super(), kind)
         if active.section is not None or not self.role.is_on_server:
-            step = active.step
-            if self.is_put_back and step is not None and step.may_be_repeated:
-                step.keep(self)
+            self._keep()
             return method(value, **kwargs)
         if tf.executing_eagerly() and active.eager_step() is None:
             is_passed_on = self._owner.before_eager_write(self)
@@ -344,6 +342,26 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
         active.step.record_mutation(self, kind, value, before)
         return result
 
+    def _keep(self):
+        """Has a step that may be taken again put back what it was."""
+        step = active.step
+        if self.is_put_back and step is not None and step.may_be_repeated:
+            step.keep(self)
+
+    def _mutate_elements(self, kind, values, *args, **kwargs):
+        """Assigns some elements; a server is sent all, as one assignment.
+
+        Args:
+          kind: Name of the method.
+          values: Callable without arguments that builds the new values of all.
+          *args: Those of the method.
+          **kwargs: Those of the method.
+        """
+        if active.section is not None or not self.role.is_on_server:
+            self._keep()
+            return getattr(super(), kind)(*args, **kwargs)
+        return self.assign(values())
+
     def sparse_read(self, indices, name=None):
         self._before_read()
         return super().sparse_read(indices, name)
@@ -353,6 +371,8 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
         return super().gather_nd(indices, name)
 
     def _before_read(self):
+        if self.is_own and not self.role.is_on_server:
+            return  # Other threads read those, too: heartbeats for example.
         if active.section is None and tf.executing_eagerly():
             # A step sees what the last exchange has brought.
             if active.eager_step() is None:
@@ -380,6 +400,58 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
     scatter_min = functools.partialmethod(_scatter, "scatter_min")
     scatter_max = functools.partialmethod(_scatter, "scatter_max")
     scatter_update = functools.partialmethod(_scatter, "scatter_update")
+
+    def _scatter_nd(self, kind, indices, updates, name=None):
+        def values():
+            old = tf.convert_to_tensor(self)
+            new = tf.convert_to_tensor(updates, self.dtype)
+            return getattr(tf, f"tensor_{kind}")(old, indices, new)
+
+        return self._mutate_elements(kind, values, indices, updates, name)
+
+    scatter_nd_add = functools.partialmethod(_scatter_nd, "scatter_nd_add")
+    scatter_nd_sub = functools.partialmethod(_scatter_nd, "scatter_nd_sub")
+    scatter_nd_min = functools.partialmethod(_scatter_nd, "scatter_nd_min")
+    scatter_nd_max = functools.partialmethod(_scatter_nd, "scatter_nd_max")
+    scatter_nd_update = functools.partialmethod(
+        _scatter_nd, "scatter_nd_update"
+    )
+
+    def batch_scatter_update(self, sparse_delta, use_locking=False, name=None):
+        def values():
+            raise NotImplementedError(
+                f"Variable {self.name!r} has its primary on a server: use "
+                "scatter_nd_update or assign in place of batch_scatter_update."
+            )
+
+        return self._mutate_elements(
+            "batch_scatter_update", values, sparse_delta, use_locking, name
+        )
+
+    def _strided_slice_assign(
+        self, begin, end, strides, value, name=None, **masks
+    ):
+        # `variable[...].assign(value)`.
+        def values():
+            return tf.raw_ops.TensorStridedSliceUpdate(
+                input=tf.convert_to_tensor(self),
+                begin=begin,
+                end=end,
+                strides=strides,
+                value=tf.convert_to_tensor(value, self.dtype),
+                **masks,
+            )
+
+        return self._mutate_elements(
+            "_strided_slice_assign",
+            values,
+            begin,
+            end,
+            strides,
+            value,
+            name,
+            **masks,
+        )
 
     def _restore_from_tensors(self, restored_tensors):
         # Checkpoints write to the raw handle; the primary has to hear of it.
