@@ -22,7 +22,7 @@ def begun(latest, queue=None):
         lost_workers=lambda call: None,
     )
     model = types.SimpleNamespace(steps_per_execution=1)
-    made = queued_epoch.QueuedEpoch(work, None, model, CALL, 0, ENDS)
+    made = queued_epoch.QueuedEpoch(work, None, model, CALL, ENDS)
     made._epoch = 1
     return made
 

@@ -19,17 +19,15 @@ class QueuedEpoch:
       reader: The `PortionReader`.
       model: The `keras.Model`.
       call: Number of the call of `fit`.
-      first_epoch: The argument `initial_epoch` of `fit`.
       ends: By portion of an epoch, the number of the batch after its last.
     """
 
-    def __init__(self, work, reader, model, call, first_epoch, ends):
+    def __init__(self, work, reader, model, call, ends):
         self._queued_work = work
         self._reader = reader
         self._model = model
         self._executions = model.steps_per_execution
         self._call = call
-        self._first_epoch = first_epoch
         self._ends = ends
         # Number of the epoch as Keras counts; None before the first step.
         self._epoch = None
@@ -121,9 +119,7 @@ class QueuedEpoch:
         self._attempts += 1
         portion = self._portion
         number = min(self._executions, portion.end - self._next)
-        iterator = self._reader.open(
-            self._epoch - self._first_epoch, self._next
-        )
+        iterator = self._reader.open(self._epoch, self._next)
         progress = self._queued_work.progress
         progress.set_place(
             self._number,

@@ -128,10 +128,7 @@ class QueuedWork:
                 f"{adapter.num_batches} batches and {self._workers} workers"
             )
         reader = portion_reader.PortionReader(dataset, call, adapter)
-        first_epoch = private_keras_calls.initial_epoch_of(frame)
-        return lambda: queued_epoch.QueuedEpoch(
-            self, reader, model, call, first_epoch, ends
-        )
+        return lambda: queued_epoch.QueuedEpoch(self, reader, model, call, ends)
 
     def call(self, call, function, *args):
         """Calls a `train_function` of Keras.
