@@ -14,10 +14,12 @@ def number(call, epoch):
     return call * 2**32 + epoch
 
 
-def begun(latest, queue=None):
+def begun(latest, queue=None, ends=ENDS):
     """An epoch, the second of the second call, that has yet to begin."""
     work = types.SimpleNamespace(
-        progress=types.SimpleNamespace(latest=lambda: latest),
+        progress=types.SimpleNamespace(
+            latest=lambda: (latest, portion_queue.checksum(ends))
+        ),
         queue=lambda: queue,
         lost_workers=lambda call: None,
     )
@@ -44,6 +46,20 @@ def test_servers_with_snapshots_of_a_later_epoch_are_refused(latest):
     # Others are further: this worker follows them.
     queue = portion_queue.PortionQueue(latest, ENDS)
     begun(latest, queue)._check_progress()
+
+
+# Fewer portions, or as many of other sizes.
+@pytest.mark.parametrize("ends", [[4], [3, 4]])
+def test_servers_with_snapshots_of_other_portions_are_refused(ends):
+    # Numbers of batches in portions say nothing of these.
+    for queue in (None, portion_queue.PortionQueue(number(2, 0), ends)):
+        with pytest.raises(RuntimeError, match="same portions.*epoch 2"):
+            begun(number(2, 1), queue, ends)._check_progress()
+    # Another worker has begun the epoch with other portions: the data differs.
+    queue = portion_queue.PortionQueue(number(2, 1), ends)
+    begun(number(2, 1), queue, ends)._check_progress()
+    # Those of an epoch that is over do not matter.
+    begun(number(2, 0), None, ends)._check_progress()
 
 
 def test_a_server_that_lost_the_queue_learns_what_workers_now_gone_have_done():

@@ -29,6 +29,7 @@ class QueuedEpoch:
         self._executions = model.steps_per_execution
         self._call = call
         self._ends = ends
+        self._cut = portion_queue.checksum(ends)
         # Number of the epoch as Keras counts; None before the first step.
         self._epoch = None
         self._portion = None
@@ -123,6 +124,7 @@ class QueuedEpoch:
         progress = self._queued_work.progress
         progress.set_place(
             self._number,
+            self._cut,
             len(self._ends),
             portion.number,
             self._next - portion.first,
@@ -207,13 +209,25 @@ class QueuedEpoch:
         )
 
     def _check_progress(self):
-        """Refuses servers that would leave out all of this epoch.
+        """Refuses servers that would leave out what they have not applied.
 
         Raises:
-          RuntimeError: Their snapshots are of a later epoch.
+          RuntimeError: Their snapshots are of a later epoch, or of this one
+            with other portions.
         """
-        latest = self._queued_work.progress.latest()
+        latest, cut = self._queued_work.progress.latest()
         queue = self._queued_work.queue()
+        is_new = queue is None or queue.epoch < self._number
+        if latest == self._number and cut != self._cut and is_new:
+            raise RuntimeError(
+                'With work="queue", parameter servers that begin with '
+                "snapshots must go on with the same portions. They have others "
+                f"of call {self._call}, epoch {self._epoch + 1}. Use the same "
+                "data, `batch_size`, `steps_per_execution`, "
+                "`portions_per_worker` and number of workers, begin with the "
+                f"next epoch (`initial_epoch={self._epoch + 1}`), or empty "
+                "`snapshot_dir`."
+            )
         is_behind = queue is not None and queue.epoch > self._number
         if latest > self._number and not is_behind:
             raise RuntimeError(
