@@ -106,18 +106,18 @@ class PortionQueue:
         self.returned += len(found)
         return found
 
-    def know(self, done, held, worker):
+    def know(self, done, held):
         """Notes what a worker knows, where a new queue has lost it.
 
         Args:
           done: Numbers of portions that are done.
-          held: Number of the portion that it has, or None.
-          worker: Its number.
+          held: Dict of workers' numbers to those of their portions.
         """
         for number in done:
             self._holders[number], self._begun[number] = _DONE, True
-        if held is not None and self._holders[held] == _FREE:
-            self._holders[held], self._begun[held] = worker, True
+        for worker, number in held.items():
+            if self._holders[number] == _FREE:
+                self._holders[number], self._begun[number] = worker, True
 
     def held(self):
         """Returns a dict of the workers' numbers to those of their portions."""

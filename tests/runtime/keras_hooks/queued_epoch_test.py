@@ -73,3 +73,20 @@ def test_a_server_that_lost_the_queue_learns_what_workers_now_gone_have_done():
     again, _ = epoch._tell_known(None)
     assert again.done() == [0]
     assert again.held() == {0: 1}
+
+
+def test_who_begins_a_lost_queue_again_leaves_others_their_portions():
+    queue = portion_queue.PortionQueue(number(2, 1), [1, 2, 3])
+    queue.take(1)
+    epoch = begun(-1)
+    epoch._queued_work.worker, epoch._ends = 0, [1, 2, 3]
+    _, (epoch._portion, _) = epoch._take_from(queue)
+    assert epoch._portion.number == 1
+    epoch._done.add(1)
+    epoch._portion = None  # It has completed it, and the server is gone.
+    again, (portion, _) = epoch._take_from(None)
+    assert portion.number == 2
+    assert again.held() == {0: 2, 1: 0}
+    # Worker 1 is gone after all.
+    again.give_back([1])
+    assert epoch._take_from(again)[1][0].number == 0

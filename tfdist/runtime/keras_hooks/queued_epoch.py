@@ -269,9 +269,13 @@ class QueuedEpoch:
         """The queue of this epoch, begun if need be; None if that is over."""
         if queue is not None and queue.epoch > self._number:
             return None
+        held = {}
         if queue is None or queue.epoch < self._number:
             before = queue
             queue = portion_queue.PortionQueue(self._number, self._ends)
+            # Of a queue that was lost with its server. `LostWorkers` frees
+            # those of workers that are gone.
+            held.update(self._held)
             if before is not None:
                 queue.counts, queue.returned = before.counts, before.returned
         if queue.ends != self._ends:
@@ -281,8 +285,10 @@ class QueuedEpoch:
                 f"{len(self._ends)} portions, where another worker has "
                 f"{queue.ends[-1]} in {len(queue)}"
             )
-        held = None if self._portion is None else self._portion.number
-        queue.know(self._done, held, self._queued_work.worker)
+        held.pop(self._queued_work.worker, None)
+        if self._portion is not None:
+            held[self._queued_work.worker] = self._portion.number
+        queue.know(self._done, held)
         return queue
 
     def _tell_known(self, queue):
