@@ -75,6 +75,24 @@ def test_a_server_that_lost_the_queue_learns_what_workers_now_gone_have_done():
     assert again.held() == {0: 1}
 
 
+def test_an_epoch_ends_with_what_others_did_while_this_worker_waited():
+    queue = portion_queue.PortionQueue(number(2, 1), ENDS)
+    for portion in range(len(ENDS)):
+        queue.complete(portion, worker=1)
+    epoch, pulls = begun(-1, queue), []
+    vars(epoch._queued_work).update(
+        worker=0,
+        is_chief=True,
+        wait=lambda condition, what: condition(),
+        change=lambda function: function(queue)[1],
+        pull=lambda: pulls.append("pull"),
+    )
+    for _ in range(2):
+        with pytest.raises(StopIteration):
+            epoch._take()
+    assert pulls == ["pull"]
+
+
 def test_who_begins_a_lost_queue_again_leaves_others_their_portions():
     queue = portion_queue.PortionQueue(number(2, 1), [1, 2, 3])
     queue.take(1)

@@ -26,6 +26,7 @@ def work():
         None,
         config,
         wait=None,
+        pull=None,
         portions_per_worker=8,
         worker_timeout=10.0,
     )

@@ -57,7 +57,8 @@ def before_data(runtime, before_training, request, shares):
     if has_tables and runtime.store.is_chief:
         full = full_tables.FullTables(running, model, runtime.store)
         call = functools.partial(full.call, call)
-    call = functools.partial(empty_epochs.call, call, runtime.coordination)
+    empty = empty_epochs.EmptyEpochs(runtime.coordination)
+    call = functools.partial(empty.call, call)
     adapted = adapted_layers.AdaptedLayers(model, runtime.commit)
     call = functools.partial(adapted.call, call)
     runtime.chief_decisions.watch(frame, running)

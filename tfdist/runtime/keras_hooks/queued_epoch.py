@@ -173,6 +173,9 @@ class QueuedEpoch:
         if self._portion is None:
             if not self._is_over:
                 self._end()
+                # Others have trained while this worker waited: validation,
+                # and callbacks that save, are to have what they did.
+                self._queued_work.pull()
             raise StopIteration
         self._next = self._portion.first
         if self._portion.was_begun:

@@ -40,6 +40,7 @@ class QueuedWork:
       membership: The `Membership`.
       config: The `ClusterConfig`.
       wait: As `Runtime.wait`.
+      pull: As `Runtime.pull`.
       portions_per_worker: Portions of an epoch for each of the workers that
         begin.
       worker_timeout: Seconds without a heartbeat after which the portion of a
@@ -54,6 +55,7 @@ class QueuedWork:
         config,
         *,
         wait,
+        pull,
         portions_per_worker,
         worker_timeout,
     ):
@@ -67,6 +69,7 @@ class QueuedWork:
         self._membership = membership
         self._worker_timeout = worker_timeout
         self.wait = wait
+        self.pull = pull
         self._record = shared_record.SharedRecord(
             store.name_of("portions/queue"),
             store.devices[0],
