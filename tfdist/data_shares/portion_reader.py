@@ -183,6 +183,8 @@ def _pass_over(iterator, number):
                 for part in tf.nest.flatten(
                     iterator.get_next(), expand_composites=True
                 )
+                # Of optional inputs.
+                if part is not None
             ]
         ):
             return [done + 1]
