@@ -75,6 +75,25 @@ def test_a_server_that_lost_the_queue_learns_what_workers_now_gone_have_done():
     assert again.held() == {0: 1}
 
 
+@pytest.mark.parametrize(
+    ("queue", "is_last", "stops"),
+    [
+        (number(3, 0), False, True),
+        # They may have ended the call as this worker does.
+        (number(3, 0), True, False),
+        (number(2, 2), False, False),
+    ],
+)
+def test_a_call_that_others_have_left_is_not_gone_through(
+    caplog, queue, is_last, stops
+):
+    epoch = begun(-1, portion_queue.PortionQueue(queue, ENDS))
+    epoch._model.stop_training, epoch._is_last = False, is_last
+    epoch._end()
+    assert epoch._model.stop_training is stops
+    assert ("the rest of call 2, from epoch 2 on" in caplog.text) is stops
+
+
 def test_an_epoch_ends_with_what_others_did_while_this_worker_waited():
     queue = portion_queue.PortionQueue(number(2, 1), ENDS)
     for portion in range(len(ENDS)):

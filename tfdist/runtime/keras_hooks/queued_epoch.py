@@ -32,6 +32,8 @@ class QueuedEpoch:
         self._cut = portion_queue.checksum(ends)
         # Number of the epoch as Keras counts; None before the first step.
         self._epoch = None
+        # Whether it is the last one of the call.
+        self._is_last = False
         self._portion = None
         # Number of the next batch in the epoch.
         self._next = 0
@@ -75,8 +77,10 @@ class QueuedEpoch:
           StopIteration: All portions of the epoch are done.
         """
         if self._epoch is None:
-            self._epoch = private_keras_calls.epoch_of(
-                private_keras_calls.fit_under_way()
+            frame = private_keras_calls.fit_under_way()
+            self._epoch = private_keras_calls.epoch_of(frame)
+            self._is_last = self._epoch + 1 >= private_keras_calls.epochs_of(
+                frame
             )
         result = self._step(call, function)
         self._steps += 1
@@ -329,7 +333,18 @@ class QueuedEpoch:
         self._is_over = True
         queue = self._queued_work.queue()
         if queue is None or queue.epoch != self._number:
-            return  # Others are further.
+            # Others are further.
+            call = 0 if queue is None else queue.epoch // _MAX_EPOCHS
+            if call > self._call and not self._is_last:
+                logging.warning(
+                    "Others have begun call %d of `fit`: the rest of call %d, "
+                    "from epoch %d on, is skipped.",
+                    call,
+                    self._call,
+                    self._epoch + 1,
+                )
+                self._model.stop_training = True
+            return
         if not queue.is_done:
             logging.warning(
                 "Epoch %d ends with %d of %d portions; the others have not "
