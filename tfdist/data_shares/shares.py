@@ -1,7 +1,7 @@
 """Each worker's share of the data.
 
 Training data is shared out over the workers; data for evaluation and
-prediction is not, so that every worker that evaluates gets the same answer.
+prediction is not, so that every worker evaluates on the same examples.
 """
 
 import itertools
