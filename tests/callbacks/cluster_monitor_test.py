@@ -364,7 +364,7 @@ def test_workers_that_left_are_in_the_summary(tmp_path, method):
     # Who was told to leave could say how long that took; who just ended, not.
     assert [w["seconds"] > 0 for w in workers] == [True, False, True]
     said = {
-        "async": "its share of the data, one of 2;",
+        "async": "its part of the data, which 2 workers share;",
         "bounded": "the data that it is given (sharding is off);",
     }[method]
     assert f"those of /job:worker/task:0 on {said}" in outputs["worker-0"]

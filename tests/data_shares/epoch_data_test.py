@@ -199,6 +199,23 @@ def test_what_is_left_out_is_what_would_have_come_first(kind, left_out):
     assert rest == whole[epochs:]
 
 
+@pytest.mark.parametrize(
+    "kind",
+    nightly.also(
+        ["array", "PyDataset in order"],
+        ["cache", "shuffle", "threads in order"],
+    ),
+)
+def test_an_epoch_has_one_order_wherever_a_worker_begins(kind):
+    whole = _epochs(kind, (0, 0), 5)
+    assert whole[2:] == _epochs(kind, (0, 0), 5, initial_epoch=2)
+    # The others are in an epoch after its first one, or before that.
+    for there in (3, 1):
+        left_out, callback = (there - 2, 1), _Resumes(there)
+        rest = _epochs(kind, left_out, 5, [callback], initial_epoch=2)
+        assert rest == [whole[there][1:], *whole[there + 1 :]]
+
+
 def test_rows_of_several_lengths_do_not_change_the_order_of_batches():
     expected = _epochs("PyDataset", (0, 0), 2)
     assert _epochs("lengths", (0, 0), 2) == expected
@@ -282,7 +299,14 @@ class _Lengths(_OwnOrder):
         return _of_lengths(super().__getitem__(index), index, 2)
 
 
-def _epochs(kind, left_out, number, callbacks=(), share=(2, 0)):
+class _SameOrder(_OwnOrder):
+    def on_epoch_end(self):
+        pass
+
+
+def _epochs(
+    kind, left_out, number, callbacks=(), share=(2, 0), initial_epoch=0
+):
     """The batches of each epoch that a model is trained on."""
     keras.utils.set_random_seed(1)
     source = Source()
@@ -305,6 +329,10 @@ def _epochs(kind, left_out, number, callbacks=(), share=(2, 0)):
         data = {"x": data, "steps_per_epoch": 2}
     elif kind == "PyDataset":
         data = {"x": _OwnOrder()}
+    elif kind == "PyDataset in order":
+        data = {"x": _SameOrder()}
+    elif kind == "threads in order":
+        data = {"x": _SameOrder(workers=2)}
     elif kind == "lengths":
         data = {"x": _Lengths()}
     elif kind == "threads":
@@ -327,5 +355,11 @@ def _epochs(kind, left_out, number, callbacks=(), share=(2, 0)):
             source.seen[sum(map(len, epochs)) :]
         )
     )
-    model.fit(**data, epochs=number, verbose=0, callbacks=[*callbacks, seen])
+    model.fit(
+        **data,
+        epochs=number,
+        initial_epoch=initial_epoch,
+        verbose=0,
+        callbacks=[*callbacks, seen],
+    )
     return epochs

@@ -108,12 +108,15 @@ def test_a_portion_is_done_whoever_says_so():
 
 def test_a_queue_that_was_lost_learns_from_its_workers():
     queue = portion_queue.PortionQueue(1, [2, 4, 6])
-    queue.know({0}, 1, worker=3)
+    queue.know({0}, {3: 1})
     assert queue.done() == [0]
     assert queue.held() == {3: 1}
     # What another worker has taken meanwhile it keeps.
-    queue.know({0}, 1, worker=4)
+    queue.know({0}, {4: 1})
     assert queue.held() == {3: 1}
+    # What others were last seen with may be done.
+    queue.know({0}, {4: 0, 5: 2})
+    assert queue.held() == {3: 1, 5: 2}
 
 
 @pytest.mark.parametrize(

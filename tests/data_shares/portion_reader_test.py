@@ -81,6 +81,16 @@ def test_ragged_and_sparse_elements_are_passed_over():
     assert next(reader.open(0, 3)).to_list() == [[5, 6, 7]]
 
 
+def test_elements_without_some_of_their_parts_are_passed_over():
+    data = tf.data.Dataset.from_tensor_slices(
+        ({"x": np.arange(4), "z": None}, None)
+    )
+    reader = portion_reader.PortionReader(data.batch(1), 1)
+    inputs, target = next(reader.open(0, 3))
+    assert inputs["x"].numpy().tolist() == [3]
+    assert inputs["z"] is target is None
+
+
 def test_shuffled_data_that_is_too_large_to_be_copied_is_refused(monkeypatch):
     monkeypatch.setattr(fresh_pipelines, "MAX_BYTES", 10)
     data = tf.data.Dataset.from_tensor_slices(np.zeros([9])).shuffle(9)

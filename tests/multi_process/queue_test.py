@@ -209,6 +209,41 @@ def test_a_worker_that_was_taken_for_dead_counts_nothing_twice(cluster):
 
 
 @pytest.mark.nightly
+def test_all_die_and_go_on_with_the_epoch_in_which_they_were(cluster, tmp_path):
+    made = cluster(num_workers=2)
+
+    def serve():
+        return made.start(
+            "ps",
+            0,
+            "recovery_tasks:serve",
+            directory=str(tmp_path),
+            every=0.3,
+        )
+
+    servers = serve()
+    settings = {"epochs": 2, "pace": 0.02}
+    # In the second epoch, of 51 batches.
+    dying = [
+        made.start(
+            "worker", k, "queue_tasks:train", holds={at: "never"}, **settings
+        )
+        for k, at in enumerate([40, 36])
+    ]
+    dying[0].wait_for_steps(40)
+    dying[1].wait_for_steps(36)
+    time.sleep(3.0)  # Of ten snapshots.
+    for task in (*dying, servers):
+        task.kill()
+    serve()
+    workers = made.start_workers(
+        "queue_tasks:train", initial_epoch=1, **settings
+    )
+    made.finish()
+    check(workers, epochs=2)
+
+
+@pytest.mark.nightly
 def test_the_chief_stops_in_the_middle_of_an_epoch(cluster):
     made = cluster(num_workers=3)
     made.start_servers()

@@ -11,6 +11,7 @@ import pytest
 
 from tests import nightly
 from tests.saving import clusters
+import tfdist
 from tfdist.saving import callbacks
 from tfdist.saving import models
 
@@ -99,6 +100,38 @@ def test_another_worker_writes_but_its_own_files(
     for attribute in ("save_freq", "delete_checkpoint", "filename", "log_dir"):
         if attribute in given:
             assert getattr(callback, attribute) == given[attribute]
+
+
+class _Evaluates(keras.callbacks.Callback):
+    """Evaluates at the end of each epoch, with callbacks of its own."""
+
+    def __init__(self, given):
+        super().__init__()
+        self._given = given
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Evaluates."""
+        self.model.evaluate(X, Y, verbose=0, callbacks=self._given)
+
+
+@pytest.mark.parametrize("writes", [False, True])
+@pytest.mark.parametrize(
+    "make, owner",
+    [
+        (tfdist.AsyncStrategy, lambda made: made._runtime),
+        (tfdist.AllReduceStrategy, lambda made: made.extended.engine),
+    ],
+)
+def test_an_evaluation_within_fit_writes_on_the_chief_alone(
+    tmp_path, make, owner, writes
+):
+    strategy = make()
+    owner(strategy).files = clusters.chief() if writes else clusters.files_of()
+    with strategy.scope():
+        model = build()
+    given = [_MAKE["TensorBoard"](tmp_path)]
+    model.fit(X, Y, verbose=0, callbacks=[_Evaluates(given)])
+    assert bool(tree(tmp_path)) is writes
 
 
 @pytest.mark.parametrize(

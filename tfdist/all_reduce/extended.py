@@ -173,6 +173,7 @@ class AllReduceExtended(one_replica.WorkerExtended):
 
     def _before_data(self, request, number):
         purpose, frame, _ = request
+        callbacks.see_request(request, self.engine.files)
         if purpose not in ("train", "evaluate"):
             return None
         engine = self.engine
@@ -182,7 +183,6 @@ class AllReduceExtended(one_replica.WorkerExtended):
         private_keras.build_in_first_step(model)
         if engine.files.is_shared:
             models.see(model, engine.files)
-            callbacks.see(private_keras_calls.callbacks_of(frame), engine.files)
         if purpose != "train":
             return None
         callbacks.see_backups(private_keras_calls.callbacks_of(frame))

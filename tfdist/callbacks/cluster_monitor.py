@@ -120,7 +120,8 @@ class ClusterMonitor(keras.callbacks.Callback):
             shares = strategy.data_shares
             data = "the data that it is given (sharding is off)"
             if shares is not None:
-                data = f"its share of the data, one of {shares}"
+                # Or portions: `work="queue"`.
+                data = f"its part of the data, which {shares} workers share"
             print(
                 f"Progress and metrics are those of {cluster.task_name} on "
                 f"{data}; {all_of if cluster.num_ps else 'so are cluster_*'}."

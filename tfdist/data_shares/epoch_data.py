@@ -26,13 +26,13 @@ class EpochData:
       source: That of all workers, for elements where this one has none.
       model: The `keras.Model` that asks.
       readers: The `Readers` of the data.
-      left_out: Numbers of epochs that are left out, and of batches of the one
-        after them, a tuple of ints.
+      left_out: Number of the first epoch, and of the batches that it begins
+        without, a tuple of ints. The orders of the epochs before are passed
+        over, so that all workers have the same.
       make_epoch: Callable that makes what Keras iterates over in an epoch;
         None for iterators of `dataset`.
-      passed: Callable of the number of epochs that a callback has made `fit`
-        leave out when it begins. Their orders are passed over, so that a worker
-        that resumes alone has those of the others.
+      passed: Callable of the number of the first epoch when `fit` begins: a
+        callback may have made it a later one.
       num_steps: Number of batches that the call reads at most, where it is
         known; else None, and each epoch has an end.
     """

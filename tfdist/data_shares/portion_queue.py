@@ -6,6 +6,7 @@ say.
 """
 
 import dataclasses
+import zlib
 
 # In the place of a holder's number.
 _FREE, _DONE = -1, -2
@@ -105,18 +106,18 @@ class PortionQueue:
         self.returned += len(found)
         return found
 
-    def know(self, done, held, worker):
+    def know(self, done, held):
         """Notes what a worker knows, where a new queue has lost it.
 
         Args:
           done: Numbers of portions that are done.
-          held: Number of the portion that it has, or None.
-          worker: Its number.
+          held: Dict of workers' numbers to those of their portions.
         """
         for number in done:
             self._holders[number], self._begun[number] = _DONE, True
-        if held is not None and self._holders[held] == _FREE:
-            self._holders[held], self._begun[held] = worker, True
+        for worker, number in held.items():
+            if self._holders[number] == _FREE:
+                self._holders[number], self._begun[number] = worker, True
 
     def held(self):
         """Returns a dict of the workers' numbers to those of their portions."""
@@ -183,3 +184,12 @@ def cut(batches, workers, portions_per_worker, multiple=1):
         end = min(end + -(-size // multiple) * multiple, batches)
         ends.append(end)
     return ends
+
+
+def checksum(ends):
+    """Returns a number that tells one cut of an epoch from another.
+
+    Args:
+      ends: By portion, the number of the batch after its last, from `cut`.
+    """
+    return zlib.crc32(repr(list(ends)).encode())

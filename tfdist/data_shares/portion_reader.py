@@ -144,7 +144,7 @@ class PortionReader:
         where the iterator stands: next time the epoch is begun again.
 
         Args:
-          epoch: Number of the epoch in this call of `fit`, from 0.
+          epoch: Number of the epoch as Keras counts, from 0.
           batch: Number of the batch in the epoch, from 0.
 
         Returns:
@@ -183,6 +183,8 @@ def _pass_over(iterator, number):
                 for part in tf.nest.flatten(
                     iterator.get_next(), expand_composites=True
                 )
+                # Of optional inputs.
+                if part is not None
             ]
         ):
             return [done + 1]

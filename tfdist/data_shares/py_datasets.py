@@ -17,7 +17,7 @@ from tfdist.data_shares import epoch_orders
 _orders = weakref.WeakKeyDictionary()
 
 
-def in_agreed_order(dataset, adapter, call, reads_alone):
+def in_agreed_order(dataset, adapter, call, first_epoch, reads_alone):
     """The batches of a `PyDataset` in an order that all workers draw alike.
 
     Keras draws it from Python's random numbers, from which one worker alone
@@ -28,6 +28,7 @@ def in_agreed_order(dataset, adapter, call, reads_alone):
       dataset: The `tf.data.Dataset` that Keras has made of it.
       adapter: The Keras `DataAdapter`.
       call: Order number of the data, see `shares.distribute`.
+      first_epoch: Number of the first epoch, from 0, as Keras counts.
       reads_alone: Whether it is read without its threads, if it has any.
 
     Returns:
@@ -35,7 +36,8 @@ def in_agreed_order(dataset, adapter, call, reads_alone):
     """
     if not private_keras_data.shuffles_batches(adapter):
         return dataset
-    orders = _orders[adapter] = _Orders(adapter.num_batches, call)
+    orders = _Orders(adapter.num_batches, call, first_epoch)
+    _orders[adapter] = orders
     threads = private_keras_data.enqueuer_of(adapter)
     if threads is not None and not reads_alone:
         private_keras_data.read_in_order_of(
@@ -69,8 +71,10 @@ def leave_out(adapter, epochs, known=0):
     for _ in range(epochs - known):
         batches.on_epoch_begin()
         batches.on_epoch_end()
-    if adapter in _orders and not isinstance(batches, _Reordered):
-        _orders[adapter].begin_at(epochs)
+    if adapter in _orders:
+        _orders[adapter].leave_out(epochs)
+        if isinstance(batches, _Reordered):
+            batches.draw()
 
 
 def checksum(adapter):
@@ -97,16 +101,18 @@ class _Orders:
     Args:
       size: Number of batches.
       call: Order number of the data, see `shares.distribute`.
+      first: Number of the epoch whose order is drawn first, from 0.
     """
 
-    def __init__(self, size, call):
+    def __init__(self, size, call, first):
         self._size = size
         self._seed = epoch_orders.seed_of(call)
-        self._epochs = itertools.count()
+        self._first = first
+        self._epochs = itertools.count(first)
 
-    def begin_at(self, epoch):
-        """Makes the next order that of an epoch, whatever has been drawn."""
-        self._epochs = itertools.count(epoch)
+    def leave_out(self, epochs):
+        """Begins so many epochs after the first, whatever has been drawn."""
+        self._epochs = itertools.count(self._first + epochs)
 
     def draw(self):
         """Returns the numbers of the batches in the order of an epoch."""
@@ -131,7 +137,7 @@ class _Reordered(keras.utils.PyDataset):
         )
         self._batches = batches
         self._orders = orders
-        self._order = orders.draw()
+        self.draw()
 
     def __len__(self):
         return len(self._order)
@@ -144,6 +150,10 @@ class _Reordered(keras.utils.PyDataset):
 
     def on_epoch_end(self):
         self._batches.on_epoch_end()
+        self.draw()
+
+    def draw(self):
+        """Takes the next order."""
         self._order = self._orders.draw()
 
 

@@ -1,7 +1,7 @@
 """Each worker's share of the data.
 
 Training data is shared out over the workers; data for evaluation and
-prediction is not, so that every worker that evaluates gets the same answer.
+prediction is not, so that every worker evaluates on the same examples.
 """
 
 import itertools
@@ -56,8 +56,8 @@ def distribute(
         its first batch and gives a number of it, the same on all workers.
       begin: Called in `fit` with the number of batches of this worker's share
         (0 where it is not known) and whether some of an epoch can be left
-        out. Returns how many epochs, and batches of the first one after
-        these, are left out.
+        out. Returns how many epochs from `initial_epoch` on, and batches of
+        the first one after these, are left out.
       queue: Where workers take portions instead of shares, a callable of
         `dataset`, the Keras `DataAdapter`, the frame of `fit` (each None
         outside of it) and that number, which is the call's own: there are no
@@ -85,7 +85,7 @@ def distribute(
     is_whole = policy == _AutoShardPolicy.OFF
     call = before(request, None if is_whole else _shares(config)[0])
     shared, steps_per_epoch, number, left_out = dataset, None, 1, (0, 0)
-    make_epoch, passed, num_steps = None, lambda: 0, None
+    make_epoch, passed, num_steps, first = None, lambda: 0, None, 0
     if queue is not None and purpose not in ("evaluate", "validate"):
         make_epoch = queue(dataset, adapter, frame, call)
         begin(0, False)
@@ -97,20 +97,24 @@ def distribute(
                 num_steps = steps_per_epoch * epochs
         is_fit = call is not None
         call = call if is_fit else next(_loops)
+        if is_fit and config.num_workers > 1:
+            # All workers number the orders alike, wherever each begins.
+            first = private_keras_calls.initial_epoch_of(frame)
         size = _size(adapter, *((1, 0) if is_whole else _shares(config)))
         shared = _share_out(
-            dataset, config, adapter, call, steps_per_epoch, compare
+            dataset, config, adapter, call, first, steps_per_epoch, compare
         )
         number, _ = _shares(config)
         if is_fit and adapter is not None:
-            left_out = begin(
+            epochs, batches_out = begin(
                 size,
                 not steps_per_epoch
                 and not private_keras_data.adapts_generator(adapter),
             )
-            py_datasets.leave_out(adapter, left_out[0])
+            py_datasets.leave_out(adapter, epochs)
+            left_out = first + epochs, batches_out
             if config.num_workers > 1:
-                passed = _Passed(adapter, frame, left_out[0])
+                passed = _Passed(adapter, frame, epochs)
     if adapter is None:
         return shared
     model = private_keras_calls.model_of(frame)
@@ -129,12 +133,12 @@ def distribute(
 
 
 class _Passed:
-    """The number of epochs that a call of `fit` leaves out when it begins.
+    """The number of the epoch with which a call of `fit` begins.
 
     Args:
       adapter: The Keras `DataAdapter`.
       frame: Of `fit`.
-      known: Number of those that were known when it asked for its data.
+      known: Number of epochs left out that was known when it asked for data.
     """
 
     def __init__(self, adapter, frame, known):
@@ -146,11 +150,11 @@ class _Passed:
     def __call__(self):
         epoch = private_keras.epoch_set_on(self._model)
         if epoch is None or private_keras_data.adapts_generator(self._adapter):
-            return self._known
+            return self._first + self._known
         passed = max(self._known, epoch - self._first)
         py_datasets.leave_out(self._adapter, passed, self._known)
         self._known = passed
-        return passed
+        return self._first + passed
 
 
 def _shares(config):
@@ -158,7 +162,9 @@ def _shares(config):
     return (1, 0) if config.num_workers == 1 else config.data_share
 
 
-def _share_out(dataset, config, adapter, call, steps_per_epoch, compare):
+def _share_out(
+    dataset, config, adapter, call, first_epoch, steps_per_epoch, compare
+):
     """This worker's share of a data set.
 
     Args:
@@ -167,6 +173,7 @@ def _share_out(dataset, config, adapter, call, steps_per_epoch, compare):
       adapter: The Keras `DataAdapter` that has made it; None if none has.
       call: Order number of the data, see `distribute`; outside of `fit` that of
         the loop.
+      first_epoch: Number of the first epoch, from 0, as Keras counts.
       steps_per_epoch: The most steps of an epoch of `fit`, or None.
       compare: See `distribute`.
 
@@ -185,7 +192,11 @@ def _share_out(dataset, config, adapter, call, steps_per_epoch, compare):
     if private_keras_data.adapts_py_dataset(adapter):
         compare(lambda: py_datasets.checksum(adapter))
         dataset = py_datasets.in_agreed_order(
-            dataset, adapter, call, reads_alone=bool(steps_per_epoch)
+            dataset,
+            adapter,
+            call,
+            first_epoch,
+            reads_alone=bool(steps_per_epoch),
         )
     if policy == _AutoShardPolicy.HINT:
         dataset = fresh_pipelines.begun_again(dataset, call, in_order=True)

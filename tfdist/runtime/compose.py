@@ -141,6 +141,7 @@ def compose(
                 membership,
                 config,
                 wait=made.wait,
+                pull=made.pull,
                 portions_per_worker=portions_per_worker,
                 worker_timeout=tolerance.worker_timeout,
             )

@@ -61,12 +61,12 @@ class SandblasterExtended(one_replica.WorkerExtended):
 
     def _before_data(self, request, number):
         purpose, frame, _ = request
+        callbacks.see_request(request, self._files)
         if purpose not in ("train", "evaluate"):
             return None
         model = private_keras_calls.model_of(frame)
         if self._files.is_shared:
             models.see(model, self._files)
-            callbacks.see(private_keras_calls.callbacks_of(frame), self._files)
         if purpose != "train":
             return None
         call = self._training.watch(frame, running_fit.begin(frame))

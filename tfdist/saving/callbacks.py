@@ -15,6 +15,7 @@ from tfdist import dynamic_subclasses
 from tfdist import model_optimizers
 from tfdist import own_callbacks
 from tfdist import private_keras
+from tfdist import private_keras_calls
 from tfdist.cluster import waiting
 
 _RESTORE_SECONDS = 20.0
@@ -34,6 +35,22 @@ _RULES = [
     # It opens its files whatever it is told: elsewhere, then.
     (keras.callbacks.TensorBoard, "log_dir", {"log_dir": None}),
 ]
+
+
+def see_request(request, files):
+    """Makes callbacks follow the rule of files when a call asks for its data.
+
+    Args:
+      request: The `DataRequest`.
+      files: The `Files`.
+    """
+    purpose, frame, _ = request
+    # Of data for validation, an `evaluate` that a callback calls has callbacks
+    # of its own; those of a `fit` that asks for it have been seen.
+    if purpose == "validate" and private_keras_calls.evaluation() is not frame:
+        return
+    if purpose is not None and files.is_shared:
+        see(private_keras_calls.callbacks_of(frame), files)
 
 
 def see(callbacks, files):

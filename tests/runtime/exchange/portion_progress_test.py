@@ -19,7 +19,7 @@ from tests import laws
 from tfdist.data_shares import portion_queue
 from tfdist.runtime.exchange import portion_progress
 
-SERVERS, WORKERS, BATCHES, ENDS = 2, 3, 7, [3, 6, 7]
+SERVERS, WORKERS, BATCHES, ENDS, CUT = 2, 3, 7, [3, 6, 7], 2**32 - 1
 _runs = itertools.count(1)
 
 
@@ -45,7 +45,7 @@ class _Servers:
             tf.function(
                 functools.partial(self._build_claim, shard),
                 input_signature=[
-                    tf.TensorSpec([4], tf.int64),
+                    tf.TensorSpec([5], tf.int64),
                     tf.TensorSpec([], tf.bool),
                 ],
                 autograph=False,
@@ -68,7 +68,8 @@ class _Servers:
 
     def claim(self, shard, place, enabled=True):
         """Pushes to one server; returns whether it applies that."""
-        return bool(self.claims[shard](place, enabled))
+        epoch, *rest = place
+        return bool(self.claims[shard]([epoch, CUT, *rest], enabled))
 
 
 @functools.cache
@@ -136,9 +137,9 @@ def test_a_push_of_no_portion_always_counts():
         for place in ([-1, 1, 0, 0], [-1, 1, 0, 1]):
             assert made.claim(0, place)
             assert made.claim(0, place)
-    assert fresh.progress.latest() < 0
+    assert fresh.progress.latest() < (0, 0)
     assert fresh.claim(1, [5, 1, 0, 0])
-    assert fresh.progress.latest() == 5
+    assert fresh.progress.latest() == (5, CUT)
 
 
 def test_a_push_of_an_epoch_that_is_over_does_not_count():

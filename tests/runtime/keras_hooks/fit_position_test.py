@@ -243,6 +243,7 @@ def test_an_epoch_of_which_nothing_is_left_is_left_out():
 def test_data_is_left_out_from_the_users_first_epoch_on():
     model = keras.Sequential()
     assert begun(model, position(), initial_epoch=3) == ((1, 7), 4)
+    assert begun(model, position(), initial_epoch=5) == ((-1, 7), 4)
 
 
 def test_all_epochs_of_a_call_that_is_over_are_left_out_of_its_data():

@@ -16,9 +16,9 @@ from tfdist.null_methods import empty_list
 from tfdist.null_methods import nothing
 
 # Of pushes that are of no portion: no epoch, one portion, its first batch.
-_NO_PLACE = [-1, 1, 0, 0]
-# In the place of an epoch's number, of a server that has seen no push.
-_NOTHING = -2
+_NO_PLACE = [-1, 0, 1, 0, 0]
+# Of a server that has seen no push: in the place of an epoch's number and cut.
+_NOTHING = [-2, 0]
 
 
 class NoProgress:
@@ -42,7 +42,8 @@ class PortionProgress:
 
     def __init__(self, store):
         self._store = store
-        # Number of the epoch, of its portions, of the portion and the batch.
+        # Number of the epoch, its cut, how many portions it has, number of the
+        # portion and of the batch.
         self._place = store.worker_variable(
             tf.constant(_NO_PLACE, tf.int64), "place"
         )
@@ -52,16 +53,17 @@ class PortionProgress:
 
     # Around a step.
 
-    def set_place(self, epoch, portions, portion, batch):
+    def set_place(self, epoch, cut, portions, portion, batch):
         """Says of which batch the next push is.
 
         Args:
           epoch: Number of the epoch, greater than those of all before.
+          cut: Checksum of its portions.
           portions: How many portions it has.
           portion: Number of the portion.
           batch: Number of the batch in the portion, from 0.
         """
-        self._place.assign([epoch, portions, portion, batch])
+        self._place.assign([epoch, cut, portions, portion, batch])
 
     def clear_place(self):
         """Says that the next push is of no portion."""
@@ -97,7 +99,7 @@ class PortionProgress:
     def build_advance(self):
         """Builds: the next push is of the next batch."""
         self._place.assign_add(
-            tf.constant([0, 0, 0, 1], tf.int64), read_value=False
+            tf.constant([0, 0, 0, 0, 1], tf.int64), read_value=False
         )
 
     def build_claim(self, shard, place, shards, enabled=None):
@@ -113,16 +115,18 @@ class PortionProgress:
         Returns:
           Whether it is to be applied, a scalar bool tensor.
         """
-        epoch, portions, portion, batch = tf.unstack(place, num=4)
+        epoch, cut, portions, portion, batch = tf.unstack(place, num=5)
         handle = self._handle(shard)
-        head = 1 + self._store.num_shards
+        head = 2 + self._store.num_shards
         old = self._value(handle)
         kept = [int(k in shards) for k in range(self._store.num_shards)]
         zeros = tf.zeros([portions], tf.int64)
         now = tf.cond(
             tf.equal(old[0], epoch),
             lambda: old,
-            lambda: tf.concat([[epoch], tf.constant(kept, tf.int64), zeros], 0),
+            lambda: tf.concat(
+                [[epoch, cut], tf.constant(kept, tf.int64), zeros], 0
+            ),
         )
         is_next = (old[0] <= epoch) & (batch >= now[head + portion])
         counts = tf.less(epoch, 0) | is_next
@@ -145,9 +149,9 @@ class PortionProgress:
     # Outside of it.
 
     def latest(self):
-        """Returns the greatest number of an epoch that a server has, int."""
+        """Returns the last epoch that a server has, and its cut, two ints."""
         vectors = self._store.call(self._read)
-        return max(int(vector.numpy()[0]) for vector in vectors)
+        return max(tuple(vector.numpy()[:2].tolist()) for vector in vectors)
 
     def read(self, epoch):
         """Returns the next batch of each portion, an int64 array.
@@ -160,12 +164,12 @@ class PortionProgress:
           epoch has come to any.
         """
         vectors = [vector.numpy() for vector in self._store.call(self._read)]
-        head = 1 + self._store.num_shards
+        head = 2 + self._store.num_shards
         known = [v if v[0] == epoch else None for v in vectors]
         seen = [vector for vector in known if vector is not None]
         if not seen:
             return np.zeros([0], np.int64)
-        keeping = np.max([vector[1:head] for vector in seen], 0)
+        keeping = np.max([vector[2:head] for vector in seen], 0)
         nothing = np.zeros_like(seen[0][head:])
         return np.min(
             [
@@ -188,11 +192,11 @@ class PortionProgress:
         return self._store.resource(shard, "portions", tf.int64, [None])
 
     def _value(self, handle):
-        """Builds the reading of a server's vector; one number without any.
+        """Builds the reading of a server's vector; two numbers without any.
 
-        The epoch, a number by server (whether it keeps the progress of this
-        one), and by portion the next batch.
+        The epoch, its cut, a number by server (whether it keeps the progress
+        of this one), and by portion the next batch.
         """
         return resource_values.build_read_or(
-            handle, np.full(1, _NOTHING, np.int64), shape=[None]
+            handle, np.array(_NOTHING, np.int64), shape=[None]
         )

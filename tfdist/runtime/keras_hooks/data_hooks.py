@@ -29,6 +29,7 @@ def before_data(runtime, before_training, request, shares):
       outside of `fit`.
     """
     purpose, frame, _ = request
+    callbacks.see_request(request, runtime.files)
     if purpose not in ("train", "evaluate"):
         return None
     model = private_keras_calls.model_of(frame)
@@ -40,8 +41,6 @@ def before_data(runtime, before_training, request, shares):
     if runtime.files.is_shared or tables:
         # A save that a table refuses leaves the file that was there.
         models.see(model, runtime.files)
-    if runtime.files.is_shared:
-        callbacks.see(private_keras_calls.callbacks_of(frame), runtime.files)
     if purpose == "evaluate":
         runtime.pull()
         runtime.unused_models.refuse([v.value for v in model.variables])
@@ -57,7 +56,8 @@ def before_data(runtime, before_training, request, shares):
     if has_tables and runtime.store.is_chief:
         full = full_tables.FullTables(running, model, runtime.store)
         call = functools.partial(full.call, call)
-    call = functools.partial(empty_epochs.call, call, runtime.coordination)
+    empty = empty_epochs.EmptyEpochs(runtime.coordination)
+    call = functools.partial(empty.call, call)
     adapted = adapted_layers.AdaptedLayers(model, runtime.commit)
     call = functools.partial(adapted.call, call)
     runtime.chief_decisions.watch(frame, running)

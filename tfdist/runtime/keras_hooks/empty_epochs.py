@@ -6,28 +6,47 @@ import tensorflow as tf
 from tfdist import private_keras_calls
 
 
-def call(call_in_fit, coordination, function, *args):
-    """Calls a training step of `fit`; looks at what ends an epoch.
+class EmptyEpochs:
+    """Looks at what ends the epochs of a call of `fit`.
 
-    An epoch that ends before its first step trains nothing, and the others
-    are told not to wait for this worker.
+    An epoch that ends before its first step trains nothing. The others are
+    told not to wait for this worker, and its callbacks get no metrics.
 
     Args:
-      call_in_fit: Callable of a function and its arguments that calls it.
       coordination: The `Coordination`.
-      function: The step.
-      *args: Its arguments.
-
-    Returns:
-      What it returns.
     """
-    try:
-        return call_in_fit(function, *args)
-    except (StopIteration, tf.errors.OutOfRangeError):
-        if private_keras_calls.is_first_step_of_epoch():
-            logging.warning(
-                "There is no data for this worker in this epoch: it trains on "
-                "nothing, and nobody waits for it."
-            )
-            coordination.stay_away()
-        raise
+
+    def __init__(self, coordination):
+        self._coordination = coordination
+        # What the last step has returned.
+        self._logs = None
+
+    def call(self, call_in_fit, function, *args):
+        """Calls a training step of `fit`.
+
+        Args:
+          call_in_fit: Callable of a function and its arguments that calls it.
+          function: The step.
+          *args: Its arguments.
+
+        Returns:
+          What it returns.
+        """
+        try:
+            self._logs = call_in_fit(function, *args)
+        except (StopIteration, tf.errors.OutOfRangeError):
+            if private_keras_calls.is_first_step_of_epoch():
+                self._begin_empty_epoch()
+            raise
+        return self._logs
+
+    def _begin_empty_epoch(self):
+        logging.warning(
+            "There is no data for this worker in this epoch: it trains on "
+            "nothing, and nobody waits for it."
+        )
+        self._coordination.stay_away()
+        if isinstance(self._logs, dict):
+            # Keras keeps them from the epoch before, and would put metrics of
+            # no batch in their place: a loss of 0, for callbacks the best.
+            self._logs.clear()

@@ -116,7 +116,8 @@ class FitPosition:
 
         Returns:
           Numbers of epochs and of batches to leave out of the data, a tuple of
-          ints.
+          ints: epochs from the user's first one on, less than 0 where the
+          others are before that.
         """
         epoch, batch = self._start
         if size and batch >= size:
@@ -132,7 +133,7 @@ class FitPosition:
             # The next call may go on where all of its epochs have left data.
             return max(0, self._end_epoch - self._first_epoch), 0
         logging.info("Goes on at epoch %d, batch %d.", epoch + 1, batch + 1)
-        return max(0, epoch - self._first_epoch), batch
+        return epoch - self._first_epoch, batch
 
     def begin_loop(self, frame):
         """Called at the first step, with the frame of `fit`."""

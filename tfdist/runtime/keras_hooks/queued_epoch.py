@@ -19,20 +19,21 @@ class QueuedEpoch:
       reader: The `PortionReader`.
       model: The `keras.Model`.
       call: Number of the call of `fit`.
-      first_epoch: The argument `initial_epoch` of `fit`.
       ends: By portion of an epoch, the number of the batch after its last.
     """
 
-    def __init__(self, work, reader, model, call, first_epoch, ends):
+    def __init__(self, work, reader, model, call, ends):
         self._queued_work = work
         self._reader = reader
         self._model = model
         self._executions = model.steps_per_execution
         self._call = call
-        self._first_epoch = first_epoch
         self._ends = ends
+        self._cut = portion_queue.checksum(ends)
         # Number of the epoch as Keras counts; None before the first step.
         self._epoch = None
+        # Whether it is the last one of the call.
+        self._is_last = False
         self._portion = None
         # Number of the next batch in the epoch.
         self._next = 0
@@ -76,8 +77,10 @@ class QueuedEpoch:
           StopIteration: All portions of the epoch are done.
         """
         if self._epoch is None:
-            self._epoch = private_keras_calls.epoch_of(
-                private_keras_calls.fit_under_way()
+            frame = private_keras_calls.fit_under_way()
+            self._epoch = private_keras_calls.epoch_of(frame)
+            self._is_last = self._epoch + 1 >= private_keras_calls.epochs_of(
+                frame
             )
         result = self._step(call, function)
         self._steps += 1
@@ -121,12 +124,11 @@ class QueuedEpoch:
         self._attempts += 1
         portion = self._portion
         number = min(self._executions, portion.end - self._next)
-        iterator = self._reader.open(
-            self._epoch - self._first_epoch, self._next
-        )
+        iterator = self._reader.open(self._epoch, self._next)
         progress = self._queued_work.progress
         progress.set_place(
             self._number,
+            self._cut,
             len(self._ends),
             portion.number,
             self._next - portion.first,
@@ -175,6 +177,9 @@ class QueuedEpoch:
         if self._portion is None:
             if not self._is_over:
                 self._end()
+                # Others have trained while this worker waited: validation,
+                # and callbacks that save, are to have what they did.
+                self._queued_work.pull()
             raise StopIteration
         self._next = self._portion.first
         if self._portion.was_begun:
@@ -211,13 +216,25 @@ class QueuedEpoch:
         )
 
     def _check_progress(self):
-        """Refuses servers that would leave out all of this epoch.
+        """Refuses servers that would leave out what they have not applied.
 
         Raises:
-          RuntimeError: Their snapshots are of a later epoch.
+          RuntimeError: Their snapshots are of a later epoch, or of this one
+            with other portions.
         """
-        latest = self._queued_work.progress.latest()
+        latest, cut = self._queued_work.progress.latest()
         queue = self._queued_work.queue()
+        is_new = queue is None or queue.epoch < self._number
+        if latest == self._number and cut != self._cut and is_new:
+            raise RuntimeError(
+                'With work="queue", parameter servers that begin with '
+                "snapshots must go on with the same portions. They have others "
+                f"of call {self._call}, epoch {self._epoch + 1}. Use the same "
+                "data, `batch_size`, `steps_per_execution`, "
+                "`portions_per_worker` and number of workers, begin with the "
+                f"next epoch (`initial_epoch={self._epoch + 1}`), or empty "
+                "`snapshot_dir`."
+            )
         is_behind = queue is not None and queue.epoch > self._number
         if latest > self._number and not is_behind:
             raise RuntimeError(
@@ -259,9 +276,13 @@ class QueuedEpoch:
         """The queue of this epoch, begun if need be; None if that is over."""
         if queue is not None and queue.epoch > self._number:
             return None
+        held = {}
         if queue is None or queue.epoch < self._number:
             before = queue
             queue = portion_queue.PortionQueue(self._number, self._ends)
+            # Of a queue that was lost with its server. `LostWorkers` frees
+            # those of workers that are gone.
+            held.update(self._held)
             if before is not None:
                 queue.counts, queue.returned = before.counts, before.returned
         if queue.ends != self._ends:
@@ -271,8 +292,10 @@ class QueuedEpoch:
                 f"{len(self._ends)} portions, where another worker has "
                 f"{queue.ends[-1]} in {len(queue)}"
             )
-        held = None if self._portion is None else self._portion.number
-        queue.know(self._done, held, self._queued_work.worker)
+        held.pop(self._queued_work.worker, None)
+        if self._portion is not None:
+            held[self._queued_work.worker] = self._portion.number
+        queue.know(self._done, held)
         return queue
 
     def _tell_known(self, queue):
@@ -310,7 +333,18 @@ class QueuedEpoch:
         self._is_over = True
         queue = self._queued_work.queue()
         if queue is None or queue.epoch != self._number:
-            return  # Others are further.
+            # Others are further.
+            call = 0 if queue is None else queue.epoch // _MAX_EPOCHS
+            if call > self._call and not self._is_last:
+                logging.warning(
+                    "Others have begun call %d of `fit`: the rest of call %d, "
+                    "from epoch %d on, is skipped.",
+                    call,
+                    self._call,
+                    self._epoch + 1,
+                )
+                self._model.stop_training = True
+            return
         if not queue.is_done:
             logging.warning(
                 "Epoch %d ends with %d of %d portions; the others have not "

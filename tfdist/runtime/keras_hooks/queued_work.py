@@ -40,6 +40,7 @@ class QueuedWork:
       membership: The `Membership`.
       config: The `ClusterConfig`.
       wait: As `Runtime.wait`.
+      pull: As `Runtime.pull`.
       portions_per_worker: Portions of an epoch for each of the workers that
         begin.
       worker_timeout: Seconds without a heartbeat after which the portion of a
@@ -54,6 +55,7 @@ class QueuedWork:
         config,
         *,
         wait,
+        pull,
         portions_per_worker,
         worker_timeout,
     ):
@@ -67,6 +69,7 @@ class QueuedWork:
         self._membership = membership
         self._worker_timeout = worker_timeout
         self.wait = wait
+        self.pull = pull
         self._record = shared_record.SharedRecord(
             store.name_of("portions/queue"),
             store.devices[0],
@@ -128,10 +131,7 @@ class QueuedWork:
                 f"{adapter.num_batches} batches and {self._workers} workers"
             )
         reader = portion_reader.PortionReader(dataset, call, adapter)
-        first_epoch = private_keras_calls.initial_epoch_of(frame)
-        return lambda: queued_epoch.QueuedEpoch(
-            self, reader, model, call, first_epoch, ends
-        )
+        return lambda: queued_epoch.QueuedEpoch(self, reader, model, call, ends)
 
     def call(self, call, function, *args):
         """Calls a `train_function` of Keras.

@@ -1,0 +1,67 @@
+"""Epochs in which this worker has no data, and Keras's callbacks."""
+
+import types
+
+import keras
+import numpy as np
+import pytest
+
+from tfdist import guarded_steps
+from tfdist.runtime.keras_hooks import empty_epochs
+
+
+class _Epochs(keras.callbacks.Callback):
+    """The logs of each epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.logs = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.logs.append(dict(logs))
+
+
+@pytest.mark.parametrize("empty", [{1, 2}, {0}])
+def test_callbacks_get_no_metrics_of_an_epoch_without_a_step(tmp_path, empty):
+    """A loss of 0 would be the best one for ever."""
+    model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.01), "mse", metrics=["mae"])
+    epochs, away = _Epochs(), []
+    made = empty_epochs.EmptyEpochs(
+        types.SimpleNamespace(stay_away=lambda: away.append(len(epochs.logs)))
+    )
+
+    def call(function, *args):
+        if len(epochs.logs) in empty:
+            raise StopIteration
+        return function(*args)
+
+    guarded_steps.guard(
+        model, lambda function, *args: made.call(call, function, *args)
+    )
+    x = np.ones([4, 1], np.float32)
+    stopping = keras.callbacks.EarlyStopping("loss", patience=1)
+    path = tmp_path / "best.weights.h5"
+    saving = keras.callbacks.ModelCheckpoint(
+        path, "loss", save_best_only=True, save_weights_only=True
+    )
+    plateau = keras.callbacks.ReduceLROnPlateau("loss", patience=1)
+    model.fit(
+        x,
+        x,
+        batch_size=2,
+        epochs=5,
+        verbose=0,
+        validation_data=(x, x),
+        callbacks=[epochs, stopping, saving, plateau],
+    )
+    assert away == sorted(empty)
+    validated = {"val_loss", "val_mae"}
+    for epoch, logs in enumerate(epochs.logs):
+        trained = set() if epoch in empty else {"loss", "mae"}
+        assert logs.keys() - {"learning_rate"} == trained | validated
+    # The loss falls in each epoch that has one.
+    losses = [logs["loss"] for logs in epochs.logs if "loss" in logs]
+    assert losses == sorted(losses, reverse=True)
+    assert len(epochs.logs) == 5
+    assert stopping.best == saving.best == plateau.best == losses[-1]
