@@ -136,7 +136,7 @@ def test_it_is_never_over_while_a_worker_is_heard_of(rows, known_for):
     assert not (over and heard_of)
 
 
-def test_who_has_not_come_to_the_meeting_point_is_missing():
+def test_who_has_not_come_to_where_others_meet_is_missing():
     arrived = Member("/job:worker/task:0", MemberState.ALIVE, 0.0, 2)
     rows = [
         arrived,
@@ -151,7 +151,12 @@ def test_who_has_not_come_to_the_meeting_point_is_missing():
     now = 100.0
 
     def missing(arrivals, expected):
-        names = termination.missing(rows, arrivals, expected, LOST_AFTER)
+        names = termination.missing(
+            rows,
+            lambda member: member.arrivals >= arrivals,
+            expected,
+            LOST_AFTER,
+        )
         return [int(name.rpartition(":")[2]) for name in names]
 
     five, six = (

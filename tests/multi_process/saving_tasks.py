@@ -5,6 +5,7 @@ that a file says whose it is.
 """
 
 import hashlib
+import pathlib
 
 import keras
 import numpy as np
@@ -117,4 +118,6 @@ def train_and_save():
     )
     # Last: a `.keras` file of later has no optimizer (Keras 3.15).
     model.save("final.h5")
+    # Also without training since the last one.
     strategy.barrier()
+    assert pathlib.Path("final.h5").exists()

@@ -32,9 +32,7 @@ class Strategy(training.TrainingMixin):
             return rows if self.reads == 1 else there
 
         self._expected = termination.Expected(2, 60.0)
-        self._membership = types.SimpleNamespace(
-            arrive=lambda: 1, tell=lambda: None, read=read
-        )
+        self._membership = types.SimpleNamespace(tell=lambda: None, read=read)
         self._runtime = types.SimpleNamespace(
             call=lambda function: function(),
             wait=functools.partial(
@@ -50,8 +48,35 @@ def test_who_is_lost_is_not_waited_for_as_soon_as_servers_say_so(monkeypatch):
     monkeypatch.setattr(member_table, "LOST_AFTER_SECONDS", 15.0)
     for silent_for, reads in ((16.0, 1), (14.0, 2)):
         strategy = Strategy(silent_for)
-        strategy._meet()
+        strategy._meet(lambda member: member.arrivals > 0, "to come")
         assert strategy.reads == reads
+
+
+@pytest.mark.parametrize("has_trained", [False, True])
+def test_a_barrier_waits_for_the_same_call_of_the_others(has_trained):
+    """They may all have come to the end of training in a callback before."""
+    strategy, calls, reads = tfdist.AsyncStrategy(), [], []
+
+    def call_barrier():
+        calls.append(None)
+        return len(calls)
+
+    def read():
+        reads.append(None)
+        counts = len(calls), len(reads) // 2
+        return [
+            Member(name, MemberState.ALIVE, 0.0, arrivals=7, barriers=count)
+            for name, count in zip("ab", counts, strict=True)
+        ]
+
+    strategy._membership = types.SimpleNamespace(
+        arrive=lambda: 7, call_barrier=call_barrier, tell=bool, read=read
+    )
+    for called in (1, 2, 3):
+        if has_trained:
+            strategy._settled_at = None
+        strategy.barrier()
+        assert len(reads) == 2 * called
 
 
 def test_an_evaluator_under_a_launcher_waits_for_its_word(
@@ -72,7 +97,7 @@ def test_an_evaluator_under_a_launcher_waits_for_its_word(
 
 
 @pytest.mark.parametrize("eagerly", [False, True])
-def test_who_has_trained_without_an_update_comes_to_a_barrier(eagerly):
+def test_who_has_trained_without_an_update_comes_to_its_end(eagerly):
     """Others, who have exchanged theirs, wait for it."""
     strategy, meetings = tfdist.AsyncStrategy(), []
     with strategy.scope():
@@ -80,8 +105,8 @@ def test_who_has_trained_without_an_update_comes_to_a_barrier(eagerly):
         layer.build([None, 1])
         optimizer = keras.optimizers.SGD(gradient_accumulation_steps=4)
         optimizer.build(layer.trainable_variables)
-    strategy._meet = lambda: meetings.append(None)
-    strategy._membership = True
+    strategy._meet = lambda *_: meetings.append(None)
+    strategy._membership = types.SimpleNamespace(arrive=lambda: 1)
 
     def train():
         with tf.GradientTape() as tape:
@@ -99,6 +124,6 @@ def test_who_has_trained_without_an_update_comes_to_a_barrier(eagerly):
     traced = functools.cache(tf.function)
     for step, met in zip(steps, (0, 1, 1, 2, 3), strict=True):
         strategy.run(step if eagerly else traced(step))
-        strategy.barrier()
+        strategy.await_end_of_training()
         assert len(meetings) == met
     assert strategy.journal.count == 0

@@ -68,8 +68,9 @@ NAMES = {
 PACKAGES = [f"tfdist.{name}" for name in tfdist._MODULES]
 # Of strategies with servers, beyond those of `tf.distribute.Strategy`.
 STRATEGY = """
-    barrier bytes_per_server cluster cluster_metrics collect commit correction
-    data_shares deregister export_tables flush gradient_counts journal layout
+    await_end_of_training barrier bytes_per_server cluster cluster_metrics
+    collect commit correction data_shares deregister export_tables flush
+    gradient_counts journal layout
     local_steps method own_files portion_counts preempted publish
     publish_metrics pull push_counts recoveries retry_on_server_failure state
     synchronization training_is_over updates_applied updates_pulled

@@ -299,7 +299,7 @@ class ClusterCheckpoint(keras.callbacks.Callback):
         private_keras.set_initial_epoch(self.model, None)
         if self._delete:
             # The others may still need them.
-            self._strategy.barrier()
+            self._strategy.await_end_of_training()
             if self._strategy.cluster.is_chief:
                 self._files.remove_all()
             self._known.forget(self._files.directory)

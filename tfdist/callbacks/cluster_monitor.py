@@ -40,11 +40,11 @@ class ClusterMonitor(keras.callbacks.Callback):
     Before each epoch but the first the worker's parameters are refreshed, as
     others go on while one validates.
 
-    When training ends, every worker waits for the others
-    (`strategy.barrier`), and the chief prints a summary, also found in
-    `summary`. Of workers that have died or left it knows what they did until
-    the end of their last epoch, or until they were told to leave; and their
-    steps and mean staleness as the servers have counted them.
+    When training ends, every worker waits for the others, and the chief prints
+    a summary, also found in `summary`. Of workers that have died or left it
+    knows what they did until the end of their last epoch, or until they were
+    told to leave; and their steps and mean staleness as the servers have
+    counted them.
 
     Args:
       log_dir: Directory of the files, made if need be; None writes none.
@@ -205,7 +205,7 @@ class ClusterMonitor(keras.callbacks.Callback):
             self._file.close()
         if self._events is not None:
             self._events.close()
-        self._strategy.barrier()
+        self._strategy.await_end_of_training()
         if self._strategy.cluster.is_chief:
             reports = self._strategy.collect("figures")
             self.summary = summary_lib.summarize(

@@ -18,10 +18,10 @@ _NAME = "tfdist/members"
 _FORMER_NAME = "tfdist/former_members"
 # Of each member, the process that has put back what it knew of such rows.
 _TOLD_NAME = "tfdist/told_members"
-# State, seen, arrivals, entered, life; what it tells of its training; its
-# figures.
-_OWN_COLUMNS = 5
-_SEEN, _ENTERED, _LIFE = 1, 3, 4
+# State, seen, arrivals, entered, life, barriers; what it tells of its training;
+# its figures.
+_OWN_COLUMNS = 6
+_SEEN, _ENTERED, _LIFE, _BARRIERS = 1, 3, 4, 5
 _WORD_END = _OWN_COLUMNS + fit_progress.SIZE
 _COLUMNS = _WORD_END + step_figures.SIZE
 # How many numbers `MemberTable.build_write` takes.
@@ -55,13 +55,14 @@ class Member:
       state: A `MemberState`.
       silent_for: Seconds since its last sign of life, by the server's clock;
         infinite for never.
-      arrivals: How many times it has come to the point where workers wait
-        for each other.
+      arrivals: How many times it has come to an end of training, where
+        workers wait for each other.
       life: A number that its process alone has; 0 for never.
       word: What it tells of its training, a `fit_progress.Word`.
       figures: Those of its steps, a `step_figures.StepFigures`.
       seen: When its last sign of life came, seconds since the epoch by the
         server's clock; 0 for never.
+      barriers: How many times its script has called `barrier`.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Member:
     word: fit_progress.Word = fit_progress.Word()
     figures: step_figures.StepFigures = step_figures.StepFigures()
     seen: float = 0.0
+    barriers: int = 0
 
 
 def names_of(config):
@@ -137,7 +139,8 @@ class MemberTable:
           index: Number of its row.
           values: Its `MemberState`, its arrivals (see `Member`), the seconds
             since its process entered, a number that its process alone has,
-            its `Word` and its `StepFigures`, packed, a float64 tensor.
+            its calls of `barrier`, its `Word` and its `StepFigures`, packed, a
+            float64 tensor.
         """
         now = tf.timestamp()
         before, life = self._build_all()[index], values[3]
@@ -350,6 +353,7 @@ def parse(names, rows, now):
             fit_progress.Word.unpack(row[_OWN_COLUMNS:_WORD_END]),
             step_figures.StepFigures.unpack(row[_WORD_END:]),
             float(row[1]),
+            int(row[_BARRIERS]),
         )
         for name, row in zip(names, rows, strict=True)
     ]

@@ -90,7 +90,7 @@ class Membership:
         self._beats_to_keep = 0
         self.former = None
         self.is_foreign = False
-        self._arrivals = 0
+        self._arrivals = self._barriers = 0
         self.fits = fit_progress.Fits()
         self._meter = step_figures.StepMeter()
         # By server: so that nothing older is written after what is newer.
@@ -150,7 +150,13 @@ class Membership:
         if state == member_table.MemberState.ALIVE and self._stop.is_set():
             return  # The last word has been left.
         age = time.monotonic() - self._began
-        own = [float(state), float(self._arrivals), age, self._life]
+        own = [
+            float(state),
+            float(self._arrivals),
+            age,
+            self._life,
+            float(self._barriers),
+        ]
         figures = self._meter.figures.pack()
         write = (self._beats if any_life else self._writes)[server]
         write(np.array([*own, *self.fits.pack(), *figures]))
@@ -377,15 +383,29 @@ class Membership:
 
     @property
     def arrivals(self):
-        """Number of times that this worker has come to the meeting point."""
+        """Number of times that this worker has come to an end of training."""
         return self._arrivals
 
-    def count_along(self, arrivals):
-        """Takes it that this worker has come as often as another one."""
-        self._arrivals = max(self._arrivals, arrivals)
+    def count_along(self, member):
+        """Takes it that this worker has come to all places of another one.
+
+        Args:
+          member: Its `Member`.
+        """
+        self._arrivals = max(self._arrivals, member.arrivals)
+        self._barriers = max(self._barriers, member.barriers)
+
+    def call_barrier(self):
+        """This worker's script has called `barrier`; `tell` the others.
+
+        Returns:
+          How many times it has.
+        """
+        self._barriers += 1
+        return self._barriers
 
     def arrive(self):
-        """This worker has come to the meeting point; `tell` the others.
+        """This worker has come to an end of training; `tell` the others.
 
         Returns:
           How many times it has.

@@ -154,12 +154,12 @@ class Expected:
         )
 
 
-def missing(rows, arrivals, expected, lost_after):
-    """Names of the workers that have not come to the meeting point so often.
+def missing(rows, has_come, expected, lost_after):
+    """Names of the workers that have not come to where others meet.
 
     Args:
       rows: List of `Member`.
-      arrivals: How many times.
+      has_come: Callable of a `Member`; whether it has.
       expected: An `Expected`.
       lost_after: Seconds of silence after which a worker is not missed.
     """
@@ -168,7 +168,7 @@ def missing(rows, arrivals, expected, lost_after):
         for number, member in enumerate(rows)
         if not member.name.startswith("/job:evaluator")
         and expected.includes(number, member, lost_after)
-        and member.arrivals < arrivals
+        and not has_come(member)
     ]
 
 

@@ -256,14 +256,16 @@ class TrainingMixin:
     def barrier(self) -> None:
         """Waits until all workers have reached their own call of this.
 
-        For the end of training, so that every worker sees the final
-        parameters, which it then pulls. A worker that has ended, or has
-        not been heard of for a minute, is not waited for, nor one that has
-        not come `start_timeout` after this one did; nor is anybody for
-        longer than ten minutes without progress of the training. With
-        `communication="ring"`, all are waited for instead. Does nothing if
-        this worker has neither called `fit` nor made a training step (be it
-        one that only accumulates gradients) since its last call.
+        Every worker then pulls the newest parameters. At the end of training
+        they are final, on all workers the same. A worker that has ended, or
+        has not been heard of for a minute, is not waited for, nor one that
+        has not come `start_timeout` after this one did; nor is anybody for
+        longer than ten minutes without progress of the training.
+
+        With `communication="ring"`, all are waited for instead. But a call
+        does nothing there if this worker has neither called `fit` nor made a
+        training step (be it one that only accumulates gradients) since the
+        last time that all met, here or at the end of `fit` in a callback.
 
         Raises:
           tf.errors.UnavailableError: With `communication="ring"`, a worker is
@@ -272,20 +274,49 @@ class TrainingMixin:
             worker that is there has not come to a common exchange for
             `stall_timeout`; with `on_stall="wait"` there is no limit.
         """
+        ends = self._ends_training()
+        if self._membership is not None:
+            if ends:
+                self._membership.arrive()
+            number = self._membership.call_barrier()
+            self._meet(
+                lambda member: member.barriers >= number,
+                "to call strategy.barrier()",
+            )
+            if ends:
+                self._runtime.coordination.come_back()
+        self.pull()
+
+    def await_end_of_training(self) -> None:
+        """Waits until all workers have ended the training that this one has.
+
+        As `barrier` does, but those that come to the same end in their own
+        way, as a callback of `fit` or in `barrier`, count as there. Does
+        nothing if this worker has not trained since it last waited.
+        """
+        if not self._ends_training():
+            return
+        if self._membership is not None:
+            arrivals = self._membership.arrive()
+            self._meet(
+                lambda member: member.arrivals >= arrivals,
+                "to finish training",
+            )
+            self._runtime.coordination.come_back()
+        self.pull()
+
+    def _ends_training(self):
+        """Ends what this worker has trained; returns whether it had."""
         self._runtime.local.finish()
         # Also who has found no data has trained.
         count = self._runtime.journal.trained, self._runtime.fits
         if count == self._settled_at:
-            return
+            return False
         self._settled_at = count
         self.deregister()
-        if self._membership is not None:
-            self._meet()
-            self._runtime.coordination.come_back()
-        self.pull()
+        return True
 
-    def _meet(self):
-        arrivals = self._membership.arrive()
+    def _meet(self, has_come, what):
         self._runtime.call(self._membership.tell)
         missing = []
 
@@ -293,14 +324,14 @@ class TrainingMixin:
             rows = self._runtime.call(self._membership.read)
             missing[:] = termination.missing(
                 rows,
-                arrivals,
+                has_come,
                 self._expected,
                 lost_after=member_table.LOST_AFTER_SECONDS,
             )
             return not missing
 
         self._runtime.wait(
-            all_there, what=lambda: f"{', '.join(missing)} to finish training"
+            all_there, what=lambda: f"{', '.join(missing)} {what}"
         )
 
     def publish(self, topic: str, content: Any) -> None:

@@ -194,6 +194,10 @@ class StrategyWithoutServers(
         """
         self._engine.barrier()
 
+    def await_end_of_training(self) -> None:
+        """As `barrier`, where a callback calls it."""
+        self._engine.barrier()
+
     def own_files(self) -> contextlib.AbstractContextManager[None]:
         """Scope in which this task writes what it saves, chief or not.
 

@@ -51,7 +51,9 @@ def turns(worker, rows, former, initial_workers=3):
         read=lambda: rows,
         former=former,
         arrivals=0,
-        count_along=lambda arrivals: setattr(membership, "arrivals", arrivals),
+        count_along=lambda member: setattr(
+            membership, "arrivals", member.arrivals
+        ),
     )
     config = types.SimpleNamespace(
         worker_names=NAMES, worker_id=worker, initial_workers=initial_workers

@@ -58,8 +58,8 @@ class Worker:
             former=None,
             find_former=lambda: None,
             on_beat=[],
-            count_along=lambda arrivals: setattr(
-                membership, "arrivals", arrivals
+            count_along=lambda member: setattr(
+                membership, "arrivals", member.arrivals
             ),
         )
         config = types.SimpleNamespace(

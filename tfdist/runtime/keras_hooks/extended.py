@@ -243,7 +243,7 @@ class ParameterServerExtended(one_replica.WorkerExtended):
                     # To look at them: `keep` sees to the assignments.
                     return fn(var, *args, **kwargs)
                 # Keras puts averaged weights in place when `fit` ends.
-                self._container_strategy().barrier()
+                self._container_strategy().await_end_of_training()
                 if self._runtime.chief_decisions.is_passed:
                     return None  # Servers hold what came of it, or later.
                 with self._runtime.collective_writes():

@@ -129,7 +129,7 @@ class FitTurns:
         return max(places, default=(0, 0))
 
     def count_along(self, number):
-        """Makes this worker's times in `barrier` those of the others; once.
+        """Counts this worker's ends of training and barriers as others; once.
 
         In an earlier life, or before it joined, they may have been there
         often. Called when a call of `fit` begins here.
@@ -144,7 +144,7 @@ class FitTurns:
         for member in rows if self._worker == CHIEF else rows[:1]:
             is_in = member.word.reached == fit_progress.begun(number)
             if is_in and self.is_there(member):
-                self._membership.count_along(member.arrivals)
+                self._membership.count_along(member)
                 self._counts_along = True
 
     def _rows(self):
