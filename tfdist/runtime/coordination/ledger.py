@@ -397,8 +397,8 @@ class Ledger:
         """
         known = self._known_epoch
         vector, enlisted, epoch, lives = self._tick(told, np.int64(known))
-        # Not if another thread may have set it in the meantime.
-        if epoch != known:
+        # Else another thread has set it in the meantime, to a later one.
+        if known == self._known_epoch:
             self._found_epoch = int(epoch)
         self.num_enlisted = int(enlisted)
         return self._shared.as_numpy(vector), epoch, lives
