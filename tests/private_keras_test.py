@@ -297,6 +297,31 @@ def test_a_function_as_a_learning_rate_is_found():
     assert found == [True, False, False]
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"), [("Adam", False), ("SGD", False), ("Nadam", True)]
+)
+def test_optimizers_that_do_more_than_update_each_weight_are_told(
+    name, expected
+):
+    optimizer = getattr(keras.optimizers, name)(0.1)
+    assert private_keras.has_step_of_its_own(optimizer) == expected
+    variable = keras.Variable([1.0])
+    optimizer.build([variable])
+    before = [v.numpy() for v in optimizer.variables]
+    optimizer.update_step(tf.ones([1]), variable, 0.1)
+    by_rule = [v.numpy() for v in optimizer.variables]
+    for value, first in zip(optimizer.variables, before, strict=True):
+        value.assign(first)
+    optimizer.apply([tf.ones([1])])
+    # All but the number of steps.
+    differ = [
+        bool(np.any(v.numpy() != other))
+        for v, other in zip(optimizer.variables, by_rule, strict=True)
+        if v is not optimizer.iterations
+    ]
+    assert any(differ) == expected
+
+
 @pytest.mark.parametrize("scaled", [False, True])
 def test_rates_and_trained_variables_of_an_optimizer_are_found(scaled):
     optimizer = keras.optimizers.SGD(0.25)

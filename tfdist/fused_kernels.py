@@ -66,9 +66,13 @@ def _kernel_of(variable, fn, gradient):
         return None
     optimizer = optimizer_of(fn)
     for kind, make in _KERNELS.items():
-        if isinstance(optimizer, kind) and all(
-            getattr(type(optimizer), name) is getattr(kind, name)
-            for name in _METHODS
+        if (
+            isinstance(optimizer, kind)
+            and variable.dtype != _NOT_IN.get(kind)
+            and all(
+                getattr(type(optimizer), name) is getattr(kind, name)
+                for name in _METHODS
+            )
         ):
             return make(optimizer)
     return None
@@ -218,4 +222,10 @@ _KERNELS = {
     keras.optimizers.RMSprop: _rmsprop,
     keras.optimizers.Adadelta: _adadelta,
     keras.optimizers.Adamax: _adamax,
+}
+# TensorFlow has no such kernel, or one that is as Keras's rule but for rounding
+# in float32.
+_NOT_IN = {
+    keras.optimizers.Adamax: tf.bfloat16,
+    keras.optimizers.Adagrad: tf.float64,
 }

@@ -247,6 +247,20 @@ def slot(optimizer, name, variable):
     return getattr(optimizer, name)[optimizer._get_variable_index(variable)]
 
 
+def has_step_of_its_own(optimizer):
+    """Whether a step is more than `update_step` of each variable.
+
+    As Nadam's, which counts something for all of them first. Only the names of
+    the methods that call `update_step` tell, one of which is private.
+
+    Args:
+      optimizer: A `keras.Optimizer`.
+    """
+    kind, base = type(optimizer), keras.optimizers.Optimizer
+    names = ("apply", "_backend_update_step")
+    return any(getattr(kind, name) is not getattr(base, name) for name in names)
+
+
 def loss_tracker(model):
     """The metric in which the training step of a Keras model keeps the loss.
 

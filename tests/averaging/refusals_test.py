@@ -185,6 +185,16 @@ MISFITS = {
         Async(),
         "`moving_rate` .* less than .* Received: moving_rate=4 for 3 workers",
     ),
+    "too strong a force of all together": (
+        ElasticAveraging(3, moving_rate=1.5),
+        Sync(),
+        "`moving_rate` .* less than 1.5 with .* Received: moving_rate=1.5",
+    ),
+    "too strong a force of each": (
+        ElasticAveraging(3, alpha=0.9),
+        Sync(),
+        "`alpha` of E.* less than 0.5 with .* Received: alpha=0.9",
+    ),
 }
 
 

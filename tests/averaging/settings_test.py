@@ -89,6 +89,78 @@ def test_without_delay_it_is_nesterovs_momentum(rate, momentum, c, seed):
     )
 
 
+OUTER = [
+    "Adadelta",
+    "Adafactor",
+    "Adagrad",
+    "Adam",
+    "Adamax",
+    "Ftrl",
+    "Lamb",
+    "Lion",
+    "Muon",
+    "Nadam",
+    "RMSprop",
+    "ScheduleFreeAdamW",
+]
+REFUSED = {"Adafactor", "Muon", "Nadam", "ScheduleFreeAdamW"}
+
+
+class Applies(keras.optimizers.SGD):
+    """A step of its own, as users write them."""
+
+    def apply(self, grads, trainable_variables=None):
+        super().apply([-g for g in grads], trainable_variables)
+
+
+def _outer(name):
+    kind = getattr(keras.optimizers, name, None)
+    if kind is None:
+        pytest.skip(f"This Keras has no {name}.")
+    weight_decay = {"weight_decay": 0.0} if name == "Muon" else {}
+    return kind(0.01, **weight_decay)
+
+
+@pytest.mark.parametrize("name", sorted(set(OUTER) - REFUSED))
+def test_an_outer_optimizer_does_what_keras_does_with_the_change(name):
+    """With one local step, a change is the gradient times the rate."""
+    rate = 0.5
+    run = VirtualWorkers(
+        1,
+        ParameterAveraging(1, _outer(name)),
+        build=linear(lambda: keras.optimizers.SGD(rate)),
+    )
+    plain = linear(lambda: _outer(name))()
+    plain.set_weights(run.models[0].get_weights())
+    plain.compile(
+        _outer(name), lambda y, p: rate * keras.losses.mean_squared_error(y, p)
+    )
+    for x, y in delay_test.batches(4, seed=0):
+        run.step(0, x, y)
+        plain.train_on_batch(x, y)
+    for one, other in zip(
+        run.models[0].get_weights(), plain.get_weights(), strict=True
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(lambda name=name: _outer(name) for name in sorted(REFUSED)),
+        lambda: Applies(0.1),
+        lambda: keras.optimizers.MultiOptimizer(
+            lambda variable: keras.optimizers.SGD(0.1)
+        ),
+    ],
+    ids=[*sorted(REFUSED), "own apply", "MultiOptimizer"],
+)
+def test_an_outer_optimizer_that_updates_no_weight_by_itself_is_refused(make):
+    for kind in ParameterAveraging, tfdist.DownpourStrategy:
+        with pytest.raises(ValueError, match="`outer_optimizer` .* must be an"):
+            kind(2, outer_optimizer=make())
+
+
 def test_delayed_nesterov_is_made_of_its_config():
     made = DelayedNesterov(0.5, 0.8, 4, 0.1)
     again = keras.optimizers.deserialize(keras.optimizers.serialize(made))

@@ -44,6 +44,11 @@ _CASES = {
         lambda: SGD(0.02),
         perceptron,
     ),
+    "DANA zero, local steps": (
+        _corrected(correction.DANA("zero"), local_steps=4),
+        lambda: SGD(0.05),
+        perceptron,
+    ),
     "DANA slim": (
         _corrected(correction.DANA("slim")),
         lambda: SGD(0.02),
@@ -79,6 +84,7 @@ _SLOW = [
     "Downpour",
     "DANA slim",
     "DANA zero",
+    "DANA zero, local steps",
     "DiLoCo",
     "elastic averaging",
 ]

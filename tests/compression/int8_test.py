@@ -65,3 +65,16 @@ def test_the_smallest_numbers_are_zero():
 def test_other_roundings_are_refused():
     with pytest.raises(ValueError, match="`rounding` of Int8 must be one of"):
         Int8("up")
+
+
+def test_rounding_of_many_workers_does_not_add_up():
+    """Each has noise of its own, also where all send nearly the same."""
+    codec, size, workers = Int8("stochastic"), 4096, 16
+    (vector,) = runs.vectors(size, 1)
+    errors = []
+    for worker in range(workers):
+        message, _ = codec.encode(vector, codec.state(size, worker=worker))
+        errors.append(codec.decode(message, size) - vector)
+    one = np.std(errors[0])
+    # That of the mean of 16 independent errors is a fourth.
+    assert np.std(np.mean(errors, 0)) == pytest.approx(one / 4, rel=0.1)

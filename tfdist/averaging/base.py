@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist import checks
 from tfdist import comparable
+from tfdist import private_keras
 from tfdist import variable_names
 from tfdist.correction import Correction
 from tfdist.synchronization import Synchronization
@@ -222,6 +223,14 @@ _NOT_OUTER = (
 )
 
 
+# By name, as older versions of Keras have not all of them.
+_NOT_OUTER_CLASSES = {
+    "Adafactor": "it names its slots after weights",
+    "Muon": "it tells weights by their paths",
+    "ScheduleFreeAdamW": "its slots begin as the weights",
+}
+
+
 def is_factory(optimizer):
     """Whether it is a function that makes an optimizer, or its class."""
     return callable(optimizer) and not isinstance(
@@ -241,7 +250,8 @@ def optimizer_config(owner, name, optimizer):
       A dict for `keras.optimizers.deserialize`.
 
     Raises:
-      ValueError: It is none, or has a setting that acts on whole steps.
+      ValueError: It is none, or has a setting that acts on whole steps, or a
+        rule that servers cannot apply to each weight by itself.
     """
     try:
         optimizer = keras.optimizers.get(optimizer)
@@ -263,10 +273,25 @@ def optimizer_config(owner, name, optimizer):
                 "give that setting to the optimizer that the model is "
                 "compiled with."
             )
+    _check_rule(owner, name, optimizer)
     config = keras.optimizers.serialize(optimizer)
     # Keras numbers names by what the process has made before.
     del config["config"]["name"]
     return config
+
+
+def _check_rule(owner, name, optimizer):
+    reason = None
+    if private_keras.has_step_of_its_own(optimizer):
+        reason = "a step of it is more than an update of each weight"
+    for kind in type(optimizer).mro():
+        reason = reason or _NOT_OUTER_CLASSES.get(kind.__name__)
+    if reason:
+        raise ValueError(
+            f"Argument `{name}` of {owner} must be an optimizer of which "
+            f"servers need `update_step` alone, such as SGD or Adam: {reason}. "
+            f"Received: {name}={type(optimizer).__name__}"
+        )
 
 
 def new_optimizer(config):
@@ -277,4 +302,5 @@ def new_optimizer(config):
         Keras would replace the config of a learning rate schedule in it by
         the schedule.
     """
-    return keras.optimizers.deserialize(copy.deepcopy(config))
+    # Which `keras.optimizers.deserialize` does for some of Keras's own alone.
+    return keras.saving.deserialize_keras_object(copy.deepcopy(config))

@@ -107,9 +107,29 @@ class ElasticAveraging(base.LocalSteps):
         resolved.moving_rate, resolved.alpha = None, alpha
         resolved.pushed = base.Pushed.WEIGHTS
         if is_sync:
+            self._check_together(alpha, num_workers)
             resolved.moving_rate = alpha * num_workers
             resolved.pushed = base.Pushed.CHANGE
         return resolved
+
+    def _check_together(self, alpha, num_workers):
+        """Refuses forces that overshoot.
+
+        An exchange multiplies the distance between the centre and the mean of
+        the workers by 1 - alpha - num_workers * alpha.
+        """
+        name = "moving_rate" if self.alpha is None else "alpha"
+        limit = 2.0 / (num_workers + 1)
+        if name == "moving_rate":
+            limit *= num_workers
+        value = getattr(self, name)
+        if not value < limit:
+            raise ValueError(
+                f"Argument `{name}` of {type(self).__name__} must be less than "
+                f"{limit:.3g} with Sync() and {num_workers} workers: beyond, "
+                "the centre and the workers move apart. Received: "
+                f"{name}={value:g}"
+            )
 
     def steps(self, step: tf.Tensor) -> tf.Tensor:
         return base.period_steps(self.period, 0, step)

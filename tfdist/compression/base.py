@@ -15,6 +15,11 @@ NOTHING, DENSE = 0, 1
 """Kinds of messages that all codecs have; a codec's own begin at `OWN`."""
 OWN = 2
 
+NOISE = "noise"
+"""Name in the state of what random numbers follow from, a scalar int64."""
+# Of one worker: it counts on from there, and no worker reaches the next one.
+_MOST_MESSAGES = 1 << 40
+
 State = dict[str, tf.Tensor]
 """Name -> tensor; shapes and dtypes never change. It may be empty."""
 
@@ -98,7 +103,9 @@ class Codec(comparable.Comparable, abc.ABC):
         """Makes a codec of what `get_config` returned."""
         return cls(**config)
 
-    def state(self, size: int, dtype: tf.DType = tf.float32) -> State:
+    def state(
+        self, size: int, dtype: tf.DType = tf.float32, worker: int = 0
+    ) -> State:
         """Returns the state before the first message.
 
         A caller keeps it in variables, of which a checkpoint is made.
@@ -106,6 +113,7 @@ class Codec(comparable.Comparable, abc.ABC):
         Args:
           size: Elements of the vector.
           dtype: The vector's, float32 or float64.
+          worker: Number of the sender: noise is another on each.
         """
         dtype = tf.as_dtype(dtype)
         if dtype not in (tf.float32, tf.float64):
@@ -117,7 +125,10 @@ class Codec(comparable.Comparable, abc.ABC):
             raise ValueError(
                 checks.refusal("size", "an integer of [1, 2^31)", size)
             )
-        return {} if self._is_dense(size) else self._state(int(size), dtype)
+        state = {} if self._is_dense(size) else self._state(int(size), dtype)
+        if NOISE in state:
+            state[NOISE] += worker * _MOST_MESSAGES
+        return state
 
     def encode(self, vector: tf.Tensor, state: State) -> tuple[Message, State]:
         """Encodes a vector, with what the state kept back of those before.

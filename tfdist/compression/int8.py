@@ -27,7 +27,8 @@ class Int8(base.Codec):
 
     Args:
       rounding: "nearest" or "stochastic".
-      seed: Of `u`, with the number of the message. An int.
+      seed: Of `u`, with the number of the message, which is another for each
+        worker. An int.
       dense_below: Vectors with fewer elements travel as they are.
 
     References:
@@ -51,21 +52,21 @@ class Int8(base.Codec):
     def _state(self, size, dtype):
         if self.rounding == "nearest":
             return {}
-        return {"messages": tf.zeros([], tf.int64)}
+        return {base.NOISE: tf.zeros([], tf.int64)}
 
     def _encode(self, vector, state):
         size = vector.shape[0]
         if self.rounding == "nearest":
             rounded, scales = _nearest(vector)
         else:
-            number = state["messages"]
+            number = state[base.NOISE]
             noise = tf.random.stateless_uniform(
                 [size],
                 tf.stack([tf.constant(self.seed, tf.int64), number]),
                 dtype=vector.dtype,
             )
             rounded, scales = _stochastic(vector, noise)
-            state = {"messages": number + 1}
+            state = {base.NOISE: number + 1}
         data = base.as_bytes(rounded)[:size]
         message = base.Message(tf.constant(base.OWN), scales, data)
         return message, state, base.all_finite(vector)

@@ -148,8 +148,8 @@ def sample(
       messages: Scalar int64, number of the message.
     """
     least = max(_SAMPLE, round(_ABOVE / density))
-    # An odd stride: it visits all columns of most matrices.
-    stride = max(vectors[0].shape[0] // least, 1) | 1
+    # The largest odd stride: it visits all columns of most matrices.
+    stride = max(vectors[0].shape[0] // least - 1, 0) | 1
     begin = tf.cast(messages % stride, tf.int32)
     return tf.add_n([vector[begin::stride] for vector in vectors])
 

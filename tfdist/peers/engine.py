@@ -131,7 +131,8 @@ class PeerEngine(engine_lib.Engine):
         """Variables for the state of a codec: a part of `strategy.state`."""
         if self.codec is None:
             return {}
-        state = self.codec.state(group.size, group.dtype)
+        worker = self.roster.worker_id
+        state = self.codec.state(group.size, group.dtype, worker)
         return {
             key: self._variable(value, f"{name}/{key}")
             for key, value in state.items()

@@ -202,6 +202,16 @@ class Runtime:
                 self.synchronizer.pull_all()
                 self.local.after_pull()
 
+    def show_ahead(self):
+        """Gives this worker what gradients are computed from, to begin with.
+
+        Local steps are taken from there. In the middle of a period they go on
+        from what came last.
+        """
+        with private_tensorflow.outside_of_functions():
+            held = self.local.in_period()
+            self.local.follow(self.corrector.show_ahead(held))
+
     def build_pull(self, variables):
         """Builds, in a traced function, the refreshing of `variables`."""
         self.synchronizer.build_pull(variables)

@@ -51,11 +51,15 @@ class CodecRuns:
         self._dtype = np.dtype(dtype)
         self._encode = Compiled(self._build)
 
-    def first(self) -> dict:
-        """Returns the state of a worker that has sent nothing."""
+    def first(self, worker: int) -> dict:
+        """Returns the state of a worker that has sent nothing.
+
+        Args:
+          worker: Its number.
+        """
         if self._codec is None:
             return {}
-        return self._codec.state(self._size, tf.as_dtype(self._dtype))
+        return self._codec.state(self._size, tf.as_dtype(self._dtype), worker)
 
     def encode(
         self, vector: np.ndarray, state: dict

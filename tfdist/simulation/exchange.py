@@ -83,7 +83,7 @@ class Player(abc.ABC):
         weights, _, slots = run.first
         self.dense_bytes = weights.nbytes
         self._codecs = run.model.codec_runs(exchange.compression)
-        self.codec_states = [self._codecs.first() for _ in self.workers]
+        self.codec_states = [self._codecs.first(k) for k in self.workers]
         self.slots = [slots] * len(self.workers)
 
     def encode(self, worker, vector):

@@ -300,3 +300,25 @@ def test_what_one_fit_leaves_is_no_part_of_the_next():
     # Gradients of zeros, -2, fill the update together: one more comes.
     model.train_on_batch(x[:1], x[:1])
     assert layer.kernel.numpy() == [[2.0]]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gradient", "number"), [("float16", 4e4, 2), ("bfloat16", 1, 300)]
+)
+def test_sums_of_half_precision_neither_overflow_nor_stop(
+    dtype, gradient, number
+):
+    """A mean of equal gradients is one of them."""
+    with tfdist.SoftSyncStrategy(s=number).scope():
+        model = keras.Sequential(
+            [
+                keras.Input((1,)),
+                keras.layers.Dense(
+                    1, use_bias=False, kernel_initializer="zeros", dtype=dtype
+                ),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(1.0), lambda y, p: -p)
+    x = np.full((number, 1), gradient, "float32")
+    model.fit(x, x, batch_size=1, verbose=0)
+    assert float(model.layers[0].kernel[0, 0]) == gradient

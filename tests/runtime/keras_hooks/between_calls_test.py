@@ -252,7 +252,7 @@ def test_a_call_begins_over_the_loss_of_a_server():
 
     store.call = call
     worker.runtime.pull = lambda: None
-    worker.runtime.corrector = types.SimpleNamespace(show_ahead=show_ahead)
+    worker.runtime.show_ahead = show_ahead
     worker.chief_decisions._tell_begun(worker.begin(2))
     assert done == ["ahead"]
 
@@ -264,7 +264,7 @@ def test_own_weights_follow_what_the_chief_has_set(written, follows):
     row = Member("chief", MemberState.ALIVE, 0.0, 0, word=word)
     worker, done = Worker(1, [row]), []
     worker.runtime.pull = lambda: done.append("pull")
-    worker.runtime.corrector = types.SimpleNamespace(show_ahead=lambda: None)
+    worker.runtime.show_ahead = lambda: None
     worker.runtime.local = types.SimpleNamespace(
         adopt_given=lambda: done.append("adopt")
     )
@@ -276,7 +276,7 @@ def test_the_chief_tells_that_it_has_set_weights_once():
     """Others' own weights follow; not what it sets before its later steps."""
     worker = Worker(0, table(*[fit_progress.closed(9)] * 3))
     worker.runtime.pull = lambda: None
-    worker.runtime.corrector = types.SimpleNamespace(show_ahead=lambda: None)
+    worker.runtime.show_ahead = lambda: None
     worker.runtime.coordination = types.SimpleNamespace(waits=False)
     decisions, told = worker.chief_decisions, []
     counter = types.SimpleNamespace(role=Role.ITERATIONS)

@@ -48,9 +48,7 @@ def test_a_call_that_was_stopped_ends_with_the_parameters():
     worker.begin(1).stopped = True
     done = []
     worker.runtime.pull = lambda: done.append("pull")
-    worker.runtime.corrector = types.SimpleNamespace(
-        show_ahead=lambda: done.append("look ahead")
-    )
+    worker.runtime.show_ahead = lambda: done.append("look ahead")
     worker.chief_decisions.close()
     assert done == ["pull"]
 

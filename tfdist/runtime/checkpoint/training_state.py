@@ -215,7 +215,7 @@ class TrainingState(tf.train.experimental.PythonState):
                 self._put_ahead(known)
         saved_slots.put_on_worker(self._runtime.corrector, self._saved.arrays)
         if self._on_servers and self._runtime.committed:
-            self._runtime.corrector.show_ahead()
+            self._runtime.show_ahead()
         self.resume_local_steps()
 
     def _array(self, name):
@@ -394,7 +394,7 @@ class TrainingState(tf.train.experimental.PythonState):
     def show_ahead(self):
         """Called when a correction has got its slots on servers."""
         if self._saved is not None and self._on_servers:
-            self._runtime.corrector.show_ahead()
+            self._runtime.show_ahead()
 
     def resume_local_steps(self):
         """Takes up the local steps of each optimizer once it has begun."""

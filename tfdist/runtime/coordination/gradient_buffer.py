@@ -4,6 +4,8 @@ import tensorflow as tf
 
 from tfdist import private_tensorflow
 
+_HALVES = (tf.float16, tf.bfloat16)
+
 
 class GradientBuffer:
     """Gradient buffer of one optimizer on one server.
@@ -144,9 +146,14 @@ class Sums:
         return self._ledger.resource(
             self._request.shard,
             f"sum/{self._numbers[position]}",
-            self._request.sent[position].dtype,
+            self._dtype(position),
             shape,
         )
+
+    def _dtype(self, position):
+        """Of sums: half precision would lose some, or overflow."""
+        dtype = self._request.sent[position].dtype
+        return tf.float32 if dtype in _HALVES else dtype
 
     def add(self, taken, first, worker):
         """Adds gradients; with `first` they replace what was there.
@@ -156,7 +163,7 @@ class Sums:
         """
         mine = list(self._request.settings.values())
         settings = [worker, *(taken[position] for position in mine)]
-        taken = self._weighed(taken)
+        taken = self._weighed(self._widened(taken))
         dense = [g for g in self._gradients if not isinstance(g, tuple)]
         sparse = [g for g in self._gradients if isinstance(g, tuple)]
 
@@ -188,6 +195,13 @@ class Sums:
 
         tf.cond(first > 0, on_server(begin), on_server(go_on))
 
+    def _widened(self, taken):
+        return {
+            position: tf.cast(value, self._dtype(position))
+            for position, value in taken.items()
+            if position in self._numbers
+        }
+
     def _weighed(self, taken):
         weight = self._request.weight
         if weight is None:
@@ -197,7 +211,6 @@ class Sums:
             if position == weight
             else value * tf.cast(taken[weight], value.dtype)
             for position, value in taken.items()
-            if position in self._numbers
         }
 
     def _setting_handles(self):
@@ -269,7 +282,7 @@ class Sums:
         shape = self._shape(position)
         value = tf.raw_ops.ReadVariableOp(
             resource=self._handle(position, shape),
-            dtype=self._request.sent[position].dtype,
+            dtype=self._dtype(position),
         )
         value.set_shape(shape)
         return value
@@ -284,12 +297,15 @@ class Sums:
                 # A row may come several times, as it does within a batch.
                 values, indices = gradient
                 averaged[indices] = self._read(indices)
-                total = self._read(values)
-                averaged[values] = total / tf.cast(count, total.dtype)
+                averaged[values] = self._mean(values, count)
             else:
-                total = self._read(gradient)
-                averaged[gradient] = total / tf.cast(count, total.dtype)
+                averaged[gradient] = self._mean(gradient, count)
         return averaged
+
+    def _mean(self, position, count):
+        total = self._read(position)
+        mean = total / tf.cast(count, total.dtype)
+        return tf.cast(mean, self._request.sent[position].dtype)
 
 
 def positions_of(gradient):

@@ -365,21 +365,32 @@ class Corrector:
         self.note_given(shard, copies, given)
         return given
 
-    def show_ahead(self):
+    def show_ahead(self, but=()):
         """Gives this worker what gradients are computed from.
 
         When it is about to begin: each exchange does so, and the pull before
         the first one gives the parameters themselves. They stay so where all
         momenta are of workers whose `fit` has ended: the first gradient has
         the servers forget these.
+
+        Args:
+          but: Ordinals of parameters that stay as they are.
+
+        Returns:
+          List of the parameters of which the replicas have been given.
         """
         if not self._correction.uses_lookahead:
-            return
+            return []
         with tf.init_scope():
             over = {x for x in self.ledgers.values() if x.will_forget_all()}
-            ordinals = [k for k, x in self.ledgers.items() if x not in over]
+            ordinals = [
+                ordinal
+                for ordinal, ledger in self.ledgers.items()
+                if ledger not in over and ordinal not in but
+            ]
             if ordinals:
                 traced_calls.trace(lambda: self._build_show_ahead(ordinals))()
+            return [self._store.variables[ordinal] for ordinal in ordinals]
 
     def _build_show_ahead(self, ordinals):
         store, pieces = self._store, {}

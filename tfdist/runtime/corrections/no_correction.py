@@ -10,8 +10,8 @@ class NoCorrector:
     # It keeps nothing, on servers or here.
     needs_copies = is_on_servers = False
     uses_lookahead = False
-    note_given = empty_list
-    add_kept = prepare = prepare_again = show_ahead = let_go = nothing
+    note_given = show_ahead = empty_list
+    add_kept = prepare = prepare_again = let_go = nothing
 
     @property
     def of_servers(self):

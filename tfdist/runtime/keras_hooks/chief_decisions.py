@@ -460,5 +460,5 @@ class ChiefDecisions:
     def _take_over(self):
         """Takes over what servers hold, to train on it."""
         self._runtime.pull()
-        self._store.call(self._runtime.corrector.show_ahead)
+        self._store.call(self._runtime.show_ahead)
         self._wrote = False

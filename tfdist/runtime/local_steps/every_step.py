@@ -1,5 +1,6 @@
 """One step between exchanges: what `Local` does where K = 1."""
 
+from tfdist.null_methods import empty_list
 from tfdist.null_methods import nothing
 from tfdist.runtime.exchange import step
 
@@ -17,7 +18,8 @@ class EveryStep:
     has_begun = False
     inners = ()
     watch = flush = finish = show_anchor = nothing
-    after_first_pull = after_pull = adopt_given = nothing
+    follow = after_pull = adopt_given = nothing
+    in_period = empty_list
     before_read = after_write = tidy = let_go = nothing
 
     def __init__(self, runtime):

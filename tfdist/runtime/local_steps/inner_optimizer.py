@@ -5,6 +5,7 @@ import weakref
 
 import tensorflow as tf
 
+from tfdist import private_keras
 from tfdist.averaging import base as averaging
 from tfdist.runtime.variables.server_scope import read_replica
 from tfdist.runtime.variables.variables import Role
@@ -175,8 +176,13 @@ def new_inner(
 
 
 def begin_anew(inner, finite):
-    """Builds: unless `finite`, an inner optimizer's own state is so again."""
+    """Builds: unless `finite`, an inner optimizer's own state is so again.
+
+    But for its learning rate, which only the user sets.
+    """
     optimizer = inner.optimizer()
+    rates = private_keras.learning_rate_variables(optimizer)
+    settings = [rate.value for rate in rates]
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     # Adagrad's sums do not begin with zero.
     sums_begin = getattr(optimizer, "initial_accumulator_value", 0.0)
@@ -187,7 +193,9 @@ def begin_anew(inner, finite):
 
     def begin():
         for variable in inner.state(Role.LOCAL):
-            if not variable.dtype.is_floating:
+            if not variable.dtype.is_floating or any(
+                variable is setting for setting in settings
+            ):
                 continue
             first = first_of(variable)
             value = variable.read_value()

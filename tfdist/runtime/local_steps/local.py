@@ -254,6 +254,13 @@ class Local:
         """Whether this worker has taken steps that no server has heard of."""
         return self._optimizers.unpushed()
 
+    def in_period(self):
+        """Ordinals of parameters with steps that are not exchanged, a set."""
+        inners = self.inners
+        if not self._own_values.are_kept:
+            inners = [inner for inner in inners if inner.has_steps()]
+        return {v.ordinal for inner in inners for v in inner.parameters}
+
     def has_progressed(self):
         """Whether steps have been made since the last call.
 
@@ -287,8 +294,8 @@ class Local:
         """
         return self._communication.before_pull(self)
 
-    def after_first_pull(self, variables):
-        """Called when new variables have got what others gave them first.
+    def follow(self, variables):
+        """Called when servers have given replicas what steps begin with.
 
         Args:
           variables: List of `ReplicaVariable`.

@@ -27,6 +27,8 @@ class OwnValues:
     Attributes:
       are_apart: Whether own values and what servers gave first have been told
         apart.
+      are_kept: Whether own values are those of a step that no counter has
+        counted yet.
     """
 
     def __init__(self, store, commit):
@@ -35,6 +37,7 @@ class OwnValues:
         self._shadows = shadow_weights.ShadowWeights(store)
         self._traced = traced_calls.Traced(store)
         self.are_apart = False
+        self.are_kept = False
 
     def is_of_model(self, variable):
         """Whether a variable has two values."""
@@ -83,7 +86,11 @@ class OwnValues:
     def kept(self):
         """Scope after which the replicas hold the own values of before."""
         before = [(v, read_replica(v)) for v in self._of_model()]
-        yield
+        self.are_kept = True
+        try:
+            yield
+        finally:
+            self.are_kept = False
         self.show_own()
         for variable, value in before:
             variable.assign_replica(value)

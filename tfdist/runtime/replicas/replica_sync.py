@@ -129,7 +129,7 @@ class Synchronizer:
             self._first.give(new, end, begins)
         if known := variables[first : min(held, end)]:
             self._pull(known)
-            self._runtime.local.after_first_pull(known)
+            self._runtime.local.follow(known)
         self._committed = end
         self._batches.append([first, end, self._runtime.journal.exchanges])
         if is_new:
