@@ -26,6 +26,9 @@ def test_callbacks_get_no_metrics_of_an_epoch_without_a_step(tmp_path, empty):
     """A loss of 0 would be the best one for ever."""
     model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(0.01), "mse", metrics=["mae"])
+    x = np.ones([4, 1], np.float32)
+    # Its metrics are built, as those of a model in a strategy's scope.
+    model.evaluate(x, x, verbose=0)
     epochs, away = _Epochs(), []
     made = empty_epochs.EmptyEpochs(
         types.SimpleNamespace(stay_away=lambda: away.append(len(epochs.logs)))
@@ -39,7 +42,6 @@ def test_callbacks_get_no_metrics_of_an_epoch_without_a_step(tmp_path, empty):
     guarded_steps.guard(
         model, lambda function, *args: made.call(call, function, *args)
     )
-    x = np.ones([4, 1], np.float32)
     stopping = keras.callbacks.EarlyStopping("loss", patience=1)
     path = tmp_path / "best.weights.h5"
     saving = keras.callbacks.ModelCheckpoint(
