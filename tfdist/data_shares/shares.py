@@ -97,7 +97,7 @@ def distribute(
                 num_steps = steps_per_epoch * epochs
         is_fit = call is not None
         call = call if is_fit else next(_loops)
-        if is_fit and config.num_workers > 1:
+        if is_fit and frame is not None and config.num_workers > 1:
             # All workers number the orders alike, wherever each begins.
             first = private_keras_calls.initial_epoch_of(frame)
         size = _size(adapter, *((1, 0) if is_whole else _shares(config)))
