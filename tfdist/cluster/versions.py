@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from tfdist.cluster import member_table
 from tfdist.cluster import refusal
-from tfdist.cluster import tf_config
 from tfdist.version import __version__
 
 _NAME = "tfdist/versions"
@@ -40,7 +39,7 @@ def leave(config):
     """
     told = {
         "cluster": config.fingerprint,
-        "workers": _workers(config),
+        "workers": checksum(config),
         "members": member_table.names_of(config),
     }
     text = json.dumps({**own(), **told})
@@ -53,6 +52,20 @@ def leave(config):
             )
 
     write()
+
+
+def checksum(config):
+    """A checksum of what a server has to know of its cluster.
+
+    Args:
+      config: The `ClusterConfig` of any of its tasks.
+    """
+    parts = [config.fingerprint]
+    if config.initial_workers < config.num_workers:
+        # Data is divided by it.
+        parts.append(config.initial_workers)
+    text = json.dumps(parts)
+    return zlib.crc32(text.encode())
 
 
 def build_read():
@@ -133,7 +146,7 @@ def compare(config):
         config.ps_names, config.ps_addresses, texts, strict=True
     ):
         told = parse(text)
-        if told.get("workers", _workers(config)) != _workers(config):
+        if told.get("workers", checksum(config)) != checksum(config):
             raise refusal.ClusterConfigError(
                 f"Parameter server {name} at {address} is one of another "
                 "cluster, with other workers, another number of servers or "
@@ -163,24 +176,6 @@ def compare(config):
 def _evaluators(members):
     names = [name for name in members if name.startswith("/job:evaluator")]
     return ", ".join(names) or "no evaluator"
-
-
-def _workers(config):
-    """A checksum of what a server has to know of its cluster.
-
-    Not of addresses of servers, which may come back at others.
-    """
-    spec = {
-        job: addresses
-        for job, addresses in config.spec.items()
-        if job not in ("ps", "evaluator")
-    }
-    parts = [tf_config.canonical(spec), config.num_ps]
-    if config.initial_workers < config.num_workers:
-        # Data is divided by it.
-        parts.append(config.initial_workers)
-    text = json.dumps(parts)
-    return zlib.crc32(text.encode())
 
 
 def _device(job, task):

@@ -120,8 +120,8 @@ class ParameterServerStrategy(
         a `tfdist.FaultTolerance`.
       seed: Integer for `keras.utils.set_random_seed`, the same on all
         workers, so that they shuffle and split data alike. Default: in a
-        cluster, a number derived from its addresses unless a seed has been
-        set; in one process, none.
+        cluster, a number derived from the workers' addresses unless a seed
+        has been set; in one process, none.
 
     Raises:
       ClusterConfigError: The cluster's description is malformed.
