@@ -305,6 +305,11 @@ class Membership:
             ),
         )
 
+    @property
+    def addresses(self):
+        """Of servers, as threads talk to them: a tuple of `host:port`."""
+        return tuple(client.address for client in self.clients)
+
     def reconnected(self, config, lives=None):
         """This process has reconnected; threads may talk to servers.
 
