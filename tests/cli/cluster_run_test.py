@@ -273,6 +273,16 @@ def test_a_worker_that_has_used_up_its_restarts_can_be_asked_for(clock):
 
 
 def test_all_groups_are_scaled_or_none():
+def test_a_run_ends_when_a_worker_that_waits_for_its_restart_is_removed(clock):
+    tasks = [Server(), StandIn(0), StandIn(1)]
+    run, _ = started(tasks, max_restarts=1, grace_seconds=10.0)
+    end(run, tasks[2], KILLED)
+    end(run, tasks[1], 0)
+    assert tasks[0].got == []
+    assert run.scale(1) == "worker 1 stays away"
+    assert (tasks[0].got, run.phase) == (["end"], RunPhase.ENDING)
+
+
     groups = [[Server(), StandIn(0), StandIn(1)] for _ in range(2)]
     runs = [started(tasks)[0] for tasks in groups]
     launcher = supervisor.Supervisor([], None, None, Limits())
