@@ -38,6 +38,8 @@ its child and to its process group."""
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SECONDS_FOR_LAST_OUTPUT = 2.0
 
+# What `poll` takes.
+_MOST_MILLISECONDS = 2**31 - 1
 
 class Supervisor:
     """Starts tasks, passes their output on, and ends them all."""
@@ -135,7 +137,7 @@ class Supervisor:
         wait = self._next_deadline() - time.monotonic()
         milliseconds = None
         if wait != float("inf"):
-            milliseconds = max(0, int(wait * 1000) + 1)
+            milliseconds = min(max(0, int(wait * 1000) + 1), _MOST_MILLISECONDS)
         for descriptor, _ in poll.poll(milliseconds):
             if descriptor == wakeups.fileno():
                 self._on_signals(wakeups.recv(4096))
