@@ -2,8 +2,9 @@
 
 One thread with one `poll` sees to output, deaths, signals and deadlines, so
 there is nothing to lock, and the kernel ties each task's life to the thread
-that started it (`lifeline.py`). What the death of a task means for the others
-of its cluster is decided in `cluster_run.py`; what ends all clusters is here.
+that started it (`parent_death.py`). What the death of a task means for the
+others of its cluster is decided in `cluster_run.py`; what ends all clusters is
+here.
 """
 
 from collections.abc import Iterator
@@ -37,9 +38,9 @@ its child and to its process group."""
 
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SECONDS_FOR_LAST_OUTPUT = 2.0
-
 # What `poll` takes.
 _MOST_MILLISECONDS = 2**31 - 1
+
 
 class Supervisor:
     """Starts tasks, passes their output on, and ends them all."""
