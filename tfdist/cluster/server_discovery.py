@@ -6,6 +6,7 @@ import time
 from absl import logging
 
 from tfdist.cluster import incarnation
+from tfdist.cluster import refusal
 from tfdist.cluster import waiting
 
 
@@ -58,7 +59,6 @@ class ServerDiscovery:
 
         Raises:
           TimeoutError: One is silent; the message names it.
-          ValueError: There are more servers than there were.
         """
         end = time.monotonic() + timeout
         lives = self.lives()
@@ -72,7 +72,7 @@ class ServerDiscovery:
         def all_answer():
             nonlocal lives
             if None in lives:
-                self._look()
+                self.look()
                 lives = self.lives()
             return None not in lives
 
@@ -90,8 +90,8 @@ class ServerDiscovery:
             f"parameter server {name}" for name in self.silent(lives)
         )
 
-    def _look(self):
-        """Asks where the servers are now."""
+    def look(self):
+        """Asks where the servers are now, and notes it in `config`."""
         if self._look_up is None:
             return
         try:
@@ -100,30 +100,42 @@ class ServerDiscovery:
             # Some fail while a server is away.
             self._note(f"{type(error).__name__}: {error}")
             return
-        if config.num_ps < self.config.num_ps:
-            self._note(f"{config.num_ps} of {self.config.num_ps} servers")
+        if config.num_ps != self.config.num_ps:
+            # One is away, or is listed where it was and where it is.
+            self._note(f"{config.num_ps} parameter servers")
             return
-        self._trouble = ""
-        if config.num_ps > self.config.num_ps:
-            raise ValueError(
-                "Argument `cluster_resolver` must go on giving "
-                f"{self.config.num_ps} parameter servers while training runs. "
-                f"Received: {config.num_ps} parameter servers"
-            )
         if config.ps_addresses != self.config.ps_addresses:
+            try:
+                self.config = self._moved_to(config)
+            except refusal.ClusterConfigError as error:
+                self._note(str(error))
+                return
             logging.warning(
                 "The parameter servers are at %s now.",
                 ", ".join(config.ps_addresses),
             )
-            # Others may be away, too, and not be listed.
-            spec = {**self.config.spec, "ps": config.ps_addresses}
-            self.config = dataclasses.replace(self.config, spec=spec)
+        self._trouble = ""
+
+    def _moved_to(self, config):
+        """This cluster with servers, and tasks that are all listed, moved.
+
+        A server may be where another task has been. Of tasks that are away,
+        and not listed, addresses stay as they were.
+        """
+        spec = {
+            job: now
+            if len(now := config.spec.get(job, ())) == len(before)
+            else before
+            for job, before in self.config.spec.items()
+        }
+        return dataclasses.replace(self.config, spec=spec)
 
     def _note(self, trouble):
         if not self._trouble:
             logging.warning(
-                "`cluster_resolver` does not give all parameter servers now "
-                "(%s): they are looked for where they were, too.",
+                "`cluster_resolver` does not give the %d parameter servers now "
+                "(it gives: %s). They are looked for where they were, too.",
+                self.config.num_ps,
                 trouble,
             )
         self._trouble = trouble
