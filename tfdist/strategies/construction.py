@@ -271,12 +271,13 @@ def resolver_of(resolver):
     return tf.distribute.cluster_resolver.TFConfigClusterResolver()
 
 
-def serve_if_server(config, tolerance, writes_on_command=False):
+def serve_if_server(config, look_up, tolerance, writes_on_command=False):
     """Serves, and ends the process, on a task that is there for workers.
 
     Args:
       config: The `ClusterConfig`.
       tolerance: A `FaultTolerance`.
+      look_up: See `cluster`.
       writes_on_command: See `tfdist.cluster.server.serve`.
     """
     if config.is_ps:
@@ -293,7 +294,8 @@ def serve_if_server(config, tolerance, writes_on_command=False):
             )
         )
     if config.is_helper:
-        sys.exit(helper_server.serve(config, tolerance.start_timeout))
+        timeout = tolerance.start_timeout
+        sys.exit(helper_server.serve(config, timeout, look_up))
 
 
 def connect(config, look_up, needs_servers, tolerance):

@@ -196,7 +196,7 @@ class ParameterServerStrategy(
         portions = construction.portions(
             self._method, decisions, work, portions_per_worker
         )
-        construction.serve_if_server(config, tolerance)
+        construction.serve_if_server(config, look_up, tolerance)
         self._resolver = construction.resolver_of(cluster_resolver)
         connections = construction.connect(
             config, look_up, resolved.needs_servers, tolerance
