@@ -7,6 +7,7 @@ import pytest
 from tfdist.cluster import ClusterConfig
 from tfdist.cluster import incarnation
 from tfdist.cluster import server_discovery
+from tfdist.cluster import versions
 from tfdist.cluster import waiting
 
 
@@ -115,3 +116,37 @@ def test_a_server_may_come_back_where_a_worker_has_been(look_up):
     )
     assert discovery.wait(300.0) == [7]
     assert discovery.config == config_of("alive:1")
+
+
+@pytest.mark.usefixtures("look_up")
+def test_the_server_of_another_cluster_is_not_the_one_that_is_missed(
+    monkeypatch,
+):
+    """It has got the address of a server that has died."""
+    config = config_of("alive:1")
+    other = config_of("alive:1", workers=("x:1",))
+    told = {
+        # It has just started.
+        2: None,
+        3: {"workers": versions.checksum(other)},
+        4: {"workers": versions.checksum(config)},
+    }
+    lives = iter([1, 2, 3, 3, 4, 4])
+    now = []
+
+    def read_all(config):
+        now[:] = [next(lives)]
+        return list(now)
+
+    monkeypatch.setattr(incarnation, "read_all", read_all)
+    monkeypatch.setattr(versions, "told_by", lambda *_: told.pop(now[0]))
+    discovery = server_discovery.ServerDiscovery(config)
+    assert discovery.wait(300.0) == [1]
+    assert discovery.lives() == [None]
+    assert discovery.lives() == [None]
+    (silent,) = discovery.silent([None])
+    assert silent.endswith("1 (a server of another cluster listens there)")
+    told[3] = {"workers": versions.checksum(other)}
+    # Once it is known to be its own it is not asked again.
+    assert discovery.wait(300.0) == discovery.lives() == [4]
+    assert discovery.silent([None]) == ["/job:ps/task:0 at alive:1"]

@@ -7,7 +7,10 @@ from absl import logging
 
 from tfdist.cluster import incarnation
 from tfdist.cluster import refusal
+from tfdist.cluster import versions
 from tfdist.cluster import waiting
+
+_OF_ANOTHER = " (a server of another cluster listens there)"
 
 
 class ServerDiscovery:
@@ -27,10 +30,36 @@ class ServerDiscovery:
         self._look_up = look_up
         # What `look_up` says instead of where all servers are.
         self._trouble = ""
+        # What this cluster's servers tell of it: see `versions.checksum`.
+        self._checksums = {versions.checksum(config)}
+        # Incarnations of this cluster's servers; None before the first wait.
+        self._own = None
+        # Where servers of another cluster listen.
+        self._foreign = set()
 
     def lives(self):
-        """Incarnations of the servers, a list; None for who is silent."""
-        return incarnation.read_all(self.config)
+        """Incarnations of the servers, a list; None for who is silent.
+
+        Silent is also who is not known and does not say that it is one of
+        this cluster: another one's server may have got the address.
+        """
+        lives, foreign = incarnation.read_all(self.config), set()
+        if self._own is None:
+            return lives  # They have been compared just before.
+        for task, life in enumerate(lives):
+            if life is None or life in self._own:
+                continue
+            address = self.config.ps_addresses[task]
+            told = versions.told_by(address, task, incarnation.SECONDS)
+            if told is None:
+                lives[task] = None
+            elif told.get("workers") in self._checksums:
+                self._own.add(life)
+            else:
+                lives[task] = None
+                foreign.add(address)
+        self._foreign = foreign
+        return lives
 
     def silent(self, lives):
         """Names of those that are silent, a list of str.
@@ -40,7 +69,7 @@ class ServerDiscovery:
         """
         config = self.config
         return [
-            f"{name} at {address}"
+            f"{name} at {address}" + _OF_ANOTHER * (address in self._foreign)
             for name, address, life in zip(
                 config.ps_names, config.ps_addresses, lives, strict=True
             )
@@ -61,6 +90,7 @@ class ServerDiscovery:
           TimeoutError: One is silent; the message names it.
         """
         end = time.monotonic() + timeout
+        goal = "to answer" if self._own is None else "to come back"
         lives = self.lives()
         if None in lives and error is not None:
             logging.warning(
@@ -78,11 +108,13 @@ class ServerDiscovery:
 
         waiting.wait_until(
             all_answer,
-            what=lambda: f"{self._described(lives)} to come back{self._why()}",
+            what=lambda: f"{self._described(lives)} {goal}{self._why()}",
             timeout=end - time.monotonic(),
             hint="Is it running? A server that is started again at the same "
             "address is found by all workers.",
         )
+        if self._own is None:
+            self._own = set(lives)
         return lives
 
     def _described(self, lives):
@@ -104,6 +136,7 @@ class ServerDiscovery:
             # One is away, or is listed where it was and where it is.
             self._note(f"{config.num_ps} parameter servers")
             return
+        self._checksums.add(versions.checksum(config))
         if config.ps_addresses != self.config.ps_addresses:
             try:
                 self.config = self._moved_to(config)

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfdist.cluster import member_table
 from tfdist.cluster import refusal
+from tfdist.cluster import sessions
 from tfdist.version import __version__
 
 _NAME = "tfdist/versions"
@@ -71,6 +72,30 @@ def checksum(config):
 def build_read():
     """Builds the text that was left, a string, in the scope's device."""
     return tf.raw_ops.ReadVariableOp(resource=_handle(), dtype=tf.string)
+
+
+def told_by(address, task, timeout):
+    """Reads what a parameter server has left, in any thread.
+
+    Args:
+      address: Its `host:port`.
+      task: Its number.
+      timeout: Seconds for its answer.
+
+    Returns:
+      A dict from `parse`, or None where it does not say, or not yet.
+    """
+    deadline = sessions.Deadline(timeout)
+    with tf.Graph().as_default() as graph, tf.device(_device("ps", task)):
+        text = build_read()
+    try:
+        session = sessions.open_session(address, "ps", task, graph, deadline)
+        try:
+            return parse(sessions.run(session, text, deadline))
+        finally:
+            session.close()
+    except (tf.errors.OpError, OSError):
+        return None
 
 
 def parse(text):
