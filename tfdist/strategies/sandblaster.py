@@ -82,9 +82,9 @@ class SandblasterStrategy(whole_cluster.ClusterMixin, tf.distribute.Strategy):
         construction.serve_if_server(
             config, look_up, tolerance, writes_on_command=True
         )
-        self._cluster = config
         self._resolver = construction.resolver_of(cluster_resolver)
         connections = construction.connect(config, look_up, True, tolerance)
+        self._cluster = config = connections.config
         construction.begin_program(config)
         construction.set_seed(config, seed)
         self._files = files.of(config)

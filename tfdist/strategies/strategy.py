@@ -201,6 +201,7 @@ class ParameterServerStrategy(
         connections = construction.connect(
             config, look_up, resolved.needs_servers, tolerance
         )
+        config = connections.config
         construction.begin_program(config)
         construction.set_seed(config, seed)
         self._begin(config, connections, tolerance)
