@@ -4,6 +4,7 @@ Tasks are stand-ins: what a process does is in `launch_test` and `scale_test`.
 """
 
 import signal
+import socket
 import types
 
 import pytest
@@ -272,6 +273,16 @@ def test_a_worker_that_has_used_up_its_restarts_can_be_asked_for(clock):
     assert run.scale(2) == "2 workers already"
 
 
+def test_a_run_ends_when_a_worker_that_waits_for_its_restart_is_removed(clock):
+    tasks = [Server(), StandIn(0), StandIn(1)]
+    run, _ = started(tasks, max_restarts=1, grace_seconds=10.0)
+    end(run, tasks[2], KILLED)
+    end(run, tasks[1], 0)
+    assert tasks[0].got == []
+    assert run.scale(1) == "worker 1 stays away"
+    assert (tasks[0].got, run.phase) == (["end"], RunPhase.ENDING)
+
+
 def test_all_groups_are_scaled_or_none():
     groups = [[Server(), StandIn(0), StandIn(1)] for _ in range(2)]
     runs = [started(tasks)[0] for tasks in groups]
@@ -296,6 +307,21 @@ def test_a_signal_that_comes_twice_at_once_is_one(clock, monkeypatch):
     clock.now += supervisor.SECONDS_TOGETHER
     launcher._on_signals(bytes([signal.SIGINT]))
     assert task.got == [signal.SIGTERM, signal.SIGKILL]
+
+
+def test_a_run_may_take_months(clock, monkeypatch):
+    """Though `poll` waits for 24 days at most."""
+    monkeypatch.setattr(supervisor, "time", cluster_run.time)
+    stream = types.SimpleNamespace(
+        is_full=False, is_pending=False, is_broken=False, flush=lambda: None
+    )
+    launcher = supervisor.Supervisor([], stream, stream, Limits())
+    launcher._clusters = [started([])[0]]
+    monkeypatch.setattr(launcher, "_next_deadline", lambda: 1e9)
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        writer.send(bytes([signal.SIGCHLD]))
+        launcher._poll(reader)
 
 
 class Evaluator(StandIn):

@@ -1,7 +1,11 @@
 """`tfdist scale`: workers of a running launcher come and go."""
 
+import contextlib
 import os
+import socket
+import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -10,6 +14,7 @@ from tests.cli.launched import ROOT
 from tests.cli.launched import Launched
 from tests.waits import wait_for_exit
 from tfdist.cli import control_socket
+from tfdist.cli import usage
 
 
 @pytest.fixture(autouse=True)
@@ -18,6 +23,40 @@ def own_directory(monkeypatch, tmp_path):
     directory = tmp_path / "runtime"
     directory.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(directory))
+    monkeypatch.setenv("TMPDIR", str(directory))
+    monkeypatch.setattr(tempfile, "tempdir", str(directory))
+
+
+def test_a_launcher_is_found_whatever_started_it(monkeypatch):
+    """A job of cron has no $XDG_RUNTIME_DIR, and a login shell has."""
+    runtime = os.environ["XDG_RUNTIME_DIR"]
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    with control_socket.ControlSocket():
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+        assert control_socket.launchers() == [os.getpid()]
+        assert control_socket.only_launcher(None) == os.getpid()
+        assert control_socket._path_of(os.getpid()).exists()
+    places = f"{runtime}/tfdist or {runtime}/tfdist-{os.getuid()}"
+    with pytest.raises(usage.UsageError, match=f"socket in {places}"):
+        control_socket.only_launcher(None)
+
+
+def test_only_sockets_of_dead_launchers_of_this_host_are_removed(monkeypatch):
+    (directory, _) = control_socket._directories()
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    # One that lives has not begun to listen yet.
+    own = [control_socket._name(pid) for pid in (dead.pid, os.getpid())]
+    with monkeypatch.context() as patched:
+        patched.setattr(socket, "gethostname", lambda: "another")
+        names = [*own, control_socket._name(dead.pid)]
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            one = stack.enter_context(socket.socket(socket.AF_UNIX))
+            one.bind(str(directory / name))
+        assert control_socket.launchers() == []
+    left = {path.name for path in directory.iterdir()}
+    assert left == set(names[1:])
 
 
 def scale(*flags):

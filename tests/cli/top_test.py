@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tempfile
 
 import pytest
 
@@ -19,6 +20,8 @@ def own_directory(monkeypatch, tmp_path):
     directory = tmp_path / "runtime"
     directory.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(directory))
+    monkeypatch.setenv("TMPDIR", str(directory))
+    monkeypatch.setattr(tempfile, "tempdir", str(directory))
     monkeypatch.delenv("TF_CONFIG", raising=False)
 
 

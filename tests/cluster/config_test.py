@@ -149,11 +149,14 @@ def test_one_worker_without_servers_is_local():
 
 def test_fingerprint_tells_clusters_apart():
     base = config_of(W2P1, "worker", 0)
-    same = config_of({"ps": ["C:01"], "worker": ["a:1", "b:1"]}, "ps", 0)
-    assert base.fingerprint == same.fingerprint
+    same = config_of({"ps": ["c:1"], "worker": ["A:01", "b:1"]}, "ps", 0)
+    # Workers that start after a server has moved get the others' seed.
+    moved = config_of({**W2P1, "ps": ["c:2"]}, "worker", 0)
+    assert base.fingerprint == same.fingerprint == moved.fingerprint
+    assert base != moved
     assert 0 <= base.fingerprint < 2**32
     for other in (
-        {**W2P1, "ps": ["c:2"]},
+        {**W2P1, "ps": ["c:1", "c:2"]},
         {**W2P1, "worker": ["b:1", "a:1"]},
         {"worker": ["a:1"], "chief": ["b:1"], "ps": ["c:1"]},
     ):

@@ -1,5 +1,6 @@
 """A helper that is gone ends its worker, within a bound, and is named."""
 
+import dataclasses
 import itertools
 import types
 
@@ -114,13 +115,14 @@ def member(name, state, silent_for=0.0):
 def serve(monkeypatch, clock):
     """Runs a helper that reads the given tables, one after the other."""
 
-    def run(*tables, sigterm_after=None):
+    def run(*tables, sigterm_after=None, look_up=None):
         tables = itertools.chain(tables, itertools.repeat(tables[-1]))
-        reads = itertools.count()
+        reads, asked = itertools.count(), []
         received = []
 
         def read(address, timeout):
-            assert (address, timeout) == ("c:1", 2.0)
+            assert timeout == 2.0
+            asked.append(address)
             received.append(next(reads) == sigterm_after)
             table = next(tables)
             if isinstance(table, Exception):
@@ -137,7 +139,9 @@ def serve(monkeypatch, clock):
         )
         monkeypatch.setattr(helper_server.bare_server, "start", lambda _: None)
         monkeypatch.setenv("TF_GRPC_DEFAULT_OPTIONS", "")
-        return helper_server.serve(HELPER, 60.0)
+        status = helper_server.serve(HELPER, 60.0, look_up)
+        assert set(asked) - {"c:1"} == (set() if look_up is None else {"d:2"})
+        return status
 
     return run
 
@@ -147,6 +151,14 @@ ALIVE, FINISHED = (
     member_table.MemberState.FINISHED,
 )
 OTHER, OWN = "/job:worker/task:0", "/job:worker/task:1"
+
+
+def test_a_helper_finds_the_first_server_where_it_is_now(serve):
+    both_train = [member(OTHER, ALIVE), member(OWN, ALIVE)]
+    own_done = [member(OTHER, ALIVE), member(OWN, FINISHED)]
+    gone = member_reader.ReadError("nobody listens there")
+    moved = dataclasses.replace(HELPER, spec={**SPEC, "ps": ["d:2"]})
+    assert serve(both_train, gone, own_done, look_up=lambda: moved) == 0
 
 
 def test_a_helper_ends_when_its_worker_has_finished(serve, clock):

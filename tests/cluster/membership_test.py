@@ -15,6 +15,7 @@ from tfdist.cluster import member_table
 from tfdist.cluster import membership as membership_lib
 from tfdist.cluster import server_client
 from tfdist.cluster import sessions
+from tfdist.cluster import versions
 from tfdist.cluster import waiting
 
 OLD, NEW = "localhost:1", "localhost:2"
@@ -140,11 +141,14 @@ class Server:
     Attributes:
       life: The one that it is in.
       has_table: Whether it is ready for members.
+      told: What it tells of its cluster.
       heard: Lives in which it has heard of the member.
     """
 
     def __init__(self, monkeypatch):
         self.life, self.has_table, self.heard = 1, True, []
+        self.told = {"workers": versions.checksum(cluster(OLD))}
+        monkeypatch.setattr(versions, "told_by", lambda *_: self.told)
         monkeypatch.setattr(sessions, "open_session", self._open)
         monkeypatch.setattr(sessions, "run", self._run)
         monkeypatch.setattr(sessions, "listens", lambda *_: True)
@@ -193,6 +197,30 @@ def test_a_server_that_was_started_again_hears_of_who_is_busy(monkeypatch):
     heard = len(server.heard)
     membership.leave(member_table.MemberState.FINISHED)
     assert 3 in server.heard[heard:]
+
+
+@pytest.mark.parametrize("other", [None, {"workers": 1}])
+def test_the_server_of_another_cluster_hears_nothing(monkeypatch, other):
+    """It has got the address of a server that has died."""
+    server = Server(monkeypatch)
+    device = "/job:ps/replica:0/task:0/device:CPU:0"
+    membership = membership_lib.Membership(cluster(OLD), [device])
+    membership.wait_until_entered(60.0, mend=lambda: None)
+    own, asked = server.told, []
+
+    def told_by(*_):
+        asked.append(1)
+        return server.told
+
+    monkeypatch.setattr(versions, "told_by", told_by)
+    server.told, server.life = other, 2
+    waiting.wait_until(
+        lambda: len(asked) > 5, what="further heartbeats", timeout=60.0
+    )
+    assert 2 not in server.heard
+    server.told, server.life = own, 3
+    server.wait_until_heard(3)
+    membership.leave(member_table.MemberState.FINISHED)
 
 
 def test_who_is_in_no_table_yet_enters_where_its_main_thread_is(monkeypatch):

@@ -1,11 +1,14 @@
 """Heartbeats of workers without servers."""
 
+import types
+
 import pytest
 import tensorflow as tf
 
 from tfdist import private_tensorflow
 from tfdist.cluster import ClusterConfig
 from tfdist.cluster import peers
+from tfdist.cluster import versions
 
 
 @pytest.fixture
@@ -41,3 +44,31 @@ def of_two(monkeypatch):
 def test_an_error_of_what_watches_does_not_end_the_heartbeats(of_two):
     of_two.look_after(5.0)
     assert "worker/task:1 at localhost:2 was started" in of_two.lost_worker()
+
+
+def test_the_doctor_learns_which_versions_a_worker_without_servers_runs(
+    monkeypatch,
+):
+    here = "/job:localhost/replica:0/task:0/device:CPU:0"
+    monkeypatch.setattr(versions, "_device", lambda job, task: here)
+    nothing = types.SimpleNamespace(
+        enable_collectives=lambda definition: None,
+        start_runtime=lambda config: None,
+        warn_of_port=lambda config: None,
+    )
+    monkeypatch.setattr(peers, "private_tensorflow", nothing)
+    monkeypatch.setattr(peers, "connection", nothing)
+
+    def wait_for_listeners(kind, addresses, timeout):
+        raise TimeoutError("The other one never comes.")
+
+    nothing.wait_for_listeners = wait_for_listeners
+    config = ClusterConfig(
+        {"worker": ["localhost:1", "localhost:2"]}, "worker", 0
+    )
+    with pytest.raises(TimeoutError, match="never comes"):
+        peers.Peers(config).start(1.0)
+    with tf.device(here):
+        told = versions.parse(versions.build_read().numpy())
+    assert told["cluster"] == config.fingerprint
+    assert versions.differences(told) == []

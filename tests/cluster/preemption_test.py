@@ -63,6 +63,21 @@ def test_a_handler_of_the_script_is_left_alone():
     assert status == 7, text
 
 
+def test_a_handler_that_the_script_sets_later_is_left_alone():
+    status, text = run(
+        """
+        preemption.install()
+        signal.signal(signal.SIGTERM, lambda *_: print("own handler"))
+        notify()
+        # A thread would have heard by now.
+        time.sleep(0.5)
+        assert not preemption.received()
+        waiting.wait_until(lambda: True, what="nothing", timeout=60.0)
+        """
+    )
+    assert (status, text) == (0, "own handler\n")
+
+
 def test_the_loop_that_runs_may_choose_when_to_end():
     status, text = run(
         """

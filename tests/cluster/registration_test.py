@@ -64,6 +64,56 @@ def test_an_evaluator_that_the_cluster_does_not_list_is_refused():
         registration.join(config, [], 1.0)
 
 
+class StandIn:
+    """A membership that talks to nobody."""
+
+    is_foreign = False
+
+    def __init__(self, config, devices=()):
+        del devices
+        self.addresses = config.ps_addresses
+
+    def wait_until_entered(self, timeout, mend):
+        pass
+
+    def reconnected(self, config):
+        self.addresses = config.ps_addresses
+
+
+@pytest.fixture
+def compared(monkeypatch):
+    """Clusters whose servers `join` has compared with this process."""
+    made = []
+    monkeypatch.setattr(registration, "_memberships", {})
+    monkeypatch.setattr(registration, "_checked", set())
+    monkeypatch.setattr(
+        registration,
+        "atexit",
+        types.SimpleNamespace(register=lambda *arguments: None),
+    )
+    monkeypatch.setattr(membership_lib, "Membership", StandIn)
+    monkeypatch.setattr(registration.versions, "compare", made.append)
+    return made
+
+
+def test_a_process_keeps_its_membership_where_servers_have_moved(compared):
+    """A second one would take the first one's row for a dead process's."""
+    before, after = (
+        ClusterConfig(
+            spec={"worker": ["a:1"], "ps": [address]},
+            task_type="worker",
+            task_index=0,
+        )
+        for address in ("c:1", "d:1")
+    )
+    membership = registration.join(before, [], 1.0)
+    assert registration.join(after, [], 1.0) is membership
+    assert membership.addresses == ("d:1",)
+    registration.join(after, [], 1.0)
+    assert compared == [before, after]
+
+
+@pytest.mark.usefixtures("compared")
 def test_a_script_that_survives_a_refusal_is_refused_again(monkeypatch):
     config = ClusterConfig(
         spec={"worker": ["a:1"], "ps": ["c:1"]},
@@ -73,19 +123,11 @@ def test_a_script_that_survives_a_refusal_is_refused_again(monkeypatch):
     made = []
 
     def make(config, devices):
-        made.append(types.SimpleNamespace(is_foreign=True))
-        made[-1].wait_until_entered = lambda timeout, mend: None
+        made.append(StandIn(config))
+        made[-1].is_foreign = True
         return made[-1]
 
-    monkeypatch.setattr(registration, "_memberships", {})
-    monkeypatch.setattr(registration, "_checked", set())
-    monkeypatch.setattr(
-        registration,
-        "atexit",
-        types.SimpleNamespace(register=lambda *arguments: None),
-    )
     monkeypatch.setattr(membership_lib, "Membership", make)
-    monkeypatch.setattr(registration.versions, "compare", lambda config: None)
     for _ in range(2):
         with pytest.raises(ClusterConfigError, match="another version"):
             registration.join(config, [], 1.0)

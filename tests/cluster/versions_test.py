@@ -29,7 +29,7 @@ CONFIG = ClusterConfig(spec=SPEC, task_type="worker", task_index=0)
 )
 def test_tasks_of_another_cluster_are_told_apart(other, is_same):
     other = dataclasses.replace(CONFIG, **other)
-    same = versions._workers(other) == versions._workers(CONFIG)
+    same = versions.checksum(other) == versions.checksum(CONFIG)
     assert same == is_same
 
 

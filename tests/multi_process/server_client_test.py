@@ -6,6 +6,7 @@ import threading
 import pytest
 import tensorflow as tf
 
+from tfdist.cluster import incarnation
 from tfdist.cluster import server_client
 from tfdist.cluster import sessions
 from tfdist.cluster import waiting
@@ -103,3 +104,13 @@ def test_a_server_in_another_life_is_not_called_before_it_is_known(
     goes_on.set()
     waiting.wait_until(lambda: waited, what="its end", timeout=60.0)
     assert waited == [True]
+
+
+def test_servers_are_not_looked_for_behind_a_proxy(cluster, monkeypatch):
+    made = cluster(num_ps=1, num_workers=1)
+    serve(made)
+    for name in ("no_proxy", "no_grpc_proxy", "grpc_proxy", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    # gRPC asks there with "CONNECT", and nobody listens.
+    monkeypatch.setenv("http_proxy", "http://localhost:1")
+    assert incarnation.read(made.address("ps", 0), 0, 20.0) is not None

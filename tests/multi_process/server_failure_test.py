@@ -116,6 +116,25 @@ def test_a_second_cluster_on_the_same_ports_is_refused(cluster):
     assert first.report()["updates"] == [steps]
 
 
+def test_a_second_cluster_that_gets_a_lost_servers_port_is_left_alone(cluster):
+    made = cluster(num_ps=1, num_workers=1)
+    (server,), (worker,) = start_training(made)
+    server.kill()
+    other = made.start_of_another_cluster("ps", 0, "tasks:serve")
+    other.expect("serves on port")
+    for _ in range(2):
+        worker.expect(r"\(a server of another cluster listens there\) to come")
+    steps = worker.steps()
+    other.kill()
+    server = made.start("ps", 0, "tasks:serve")
+    worker.expect("goes on after .* without /job:ps/task:0")
+    worker.wait_for_steps(steps + 5)
+    made.tell("stop")
+    assert worker.wait() == server.wait() == 0
+    # To the other one it has given nothing.
+    assert len(re.findall("goes on after", worker.output())) == 1
+
+
 def test_what_listens_and_is_no_server_is_named_in_the_error(cluster):
     made = cluster(num_ps=2, num_workers=1)
     made.start("ps", 0, "tasks:serve", start_timeout=60.0)

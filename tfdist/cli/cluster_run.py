@@ -159,6 +159,8 @@ class ClusterRun:
             self._enlist(task) if task.worker < workers else self._remove(task)
             for task in self._places
         ]
+        # The others may have ended while it waited to be started again.
+        self._look_for_end()
         return "; ".join(filter(None, said)) or f"{workers} workers already"
 
     def _enlist(self, task: Task) -> str:
@@ -315,6 +317,10 @@ class ClusterRun:
             if cannot_start and self._limits.max_restarts:
                 what += ", which no restart would change"
             self._fail(task, status, what)
+        self._look_for_end()
+
+    def _look_for_end(self) -> None:
+        """Ends the run, or says so, where nobody trains any more."""
         if self.phase == RunPhase.RUNNING:
             self._tell_end()
         if not self._remaining:

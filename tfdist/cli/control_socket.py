@@ -1,7 +1,7 @@
 """Requests to a running launcher from other commands of the same user.
 
-Each launcher listens on a Unix socket, `PID.socket` in a directory that is its
-user's alone. A question is one line of JSON, and so is the answer.
+Each launcher listens on a Unix socket, `PID.HOST.socket` in a directory that is
+its user's alone. A question is one line of JSON, and so is the answer.
 """
 
 from collections.abc import Callable
@@ -13,6 +13,7 @@ import pathlib
 import socket
 import stat
 import tempfile
+import zlib
 
 from tfdist.cli import usage
 
@@ -33,7 +34,7 @@ class ControlSocket(contextlib.AbstractContextManager):
         Raises:
             OSError: if there is no place for it.
         """
-        self._path = _directory() / f"{os.getpid()}.socket"
+        self._path = _checked(_places()[0]) / _name(os.getpid())
         self._path.unlink(missing_ok=True)  # Of a dead one with this number.
         self._socket = socket.socket(socket.AF_UNIX)
         try:
@@ -75,15 +76,18 @@ class ControlSocket(contextlib.AbstractContextManager):
 def launchers() -> list[int]:
     """Returns the process ids of this user's launchers that run."""
     found = []
-    for path in _directory().glob("*.socket"):
-        try:
-            _connected(path).close()
-        except ConnectionRefusedError:
-            path.unlink(missing_ok=True)  # It was killed.
-        except OSError:
-            pass
-        else:
-            found.append(int(path.stem))
+    for directory in _directories():
+        for path in directory.glob(_name("*")):
+            pid = int(path.name.partition(".")[0])
+            try:
+                _connected(path).close()
+            except ConnectionRefusedError:
+                if not _runs(pid):  # It was killed.
+                    path.unlink(missing_ok=True)
+            except OSError:
+                pass
+            else:
+                found.append(pid)
     return sorted(found)
 
 
@@ -106,7 +110,11 @@ def only_launcher(pid: int | None) -> int:
         ) from error
     if pid is None:
         if not running:
-            raise usage.UsageError("No `tfdist launch` of this user runs here.")
+            places = " or ".join(map(str, _places()))
+            raise usage.UsageError(
+                "No `tfdist launch` of this user runs here: none has a socket "
+                f"in {places}."
+            )
         if len(running) > 1:
             raise usage.UsageError(
                 "Flag --pid must say which launcher is meant: several run, "
@@ -137,7 +145,7 @@ def ask(pid: int, question: Mapping) -> str:
         RefusedError: if it refuses, or does not answer.
     """
     try:
-        with _connected(_directory() / f"{pid}.socket") as connection:
+        with _connected(_path_of(pid)) as connection:
             connection.sendall(json.dumps(question).encode() + b"\n")
             answer = connection.makefile("rb").readline()
     except OSError as error:
@@ -170,23 +178,72 @@ def _parsed(line: bytes) -> Mapping:
     return content if isinstance(content, dict) else {}
 
 
-def _directory() -> pathlib.Path:
-    """The directory of the sockets, which nobody else may enter.
+def _name(pid: int | str) -> str:
+    """The name of a socket, in a directory that hosts may share."""
+    host = zlib.crc32(socket.gethostname().encode())
+    return f"{pid}.{host:08x}.socket"
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _path_of(pid: int) -> pathlib.Path:
+    """The path of a launcher's socket.
+
+    Raises:
+        OSError: if there is none.
+    """
+    for directory in _directories():
+        path = directory / _name(pid)
+        if path.exists():
+            return path
+    raise FileNotFoundError("it has no socket")
+
+
+def _places() -> list[pathlib.Path]:
+    """The directories of sockets; a launcher that starts uses the first.
+
+    Which it is differs between a login and a job of cron, say.
+    """
+    places = [pathlib.Path(tempfile.gettempdir(), f"tfdist-{os.getuid()}")]
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if os.path.isabs(runtime) and os.path.isdir(runtime):
+        places.insert(0, pathlib.Path(runtime, "tfdist"))
+    return places
+
+
+def _directories() -> list[pathlib.Path]:
+    """The directories in which to look.
+
+    Raises:
+        OSError: if the first is none, or not this user's alone.
+    """
+    first, *others = _places()
+    found = [_checked(first)]
+    for place in others:
+        with contextlib.suppress(OSError):
+            found.append(_checked(place))
+    return found
+
+
+def _checked(path: pathlib.Path) -> pathlib.Path:
+    """Returns a directory of sockets, which nobody else may enter.
 
     Raises:
         OSError: if there is none, or it is not this user's alone.
     """
-    user = os.getuid()
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    if os.path.isabs(runtime) and os.path.isdir(runtime):
-        path = pathlib.Path(runtime, "tfdist")
-    else:
-        path = pathlib.Path(tempfile.gettempdir(), f"tfdist-{user}")
     path.mkdir(mode=0o700, exist_ok=True)
     status = path.lstat()
     if (
         not stat.S_ISDIR(status.st_mode)
-        or status.st_uid != user
+        or status.st_uid != os.getuid()
         or status.st_mode & 0o077
     ):
         raise OSError(f"{path} must be a directory of this user alone")

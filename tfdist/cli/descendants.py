@@ -4,7 +4,7 @@ Linux lets a process adopt what its descendants leave behind
 (PR_SET_CHILD_SUBREAPER), which else process 1 does: so a child that has taken
 a session of its own, or was detached twice, is still to be found below the
 launcher when that ends, and ends with it. What the launcher cannot see to
-itself, as it is killed, its guard does (`lifeline.py`).
+itself, as it is killed, its guard does (`parent_death.py`).
 """
 
 from collections.abc import Container

@@ -1,6 +1,6 @@
 """No process of a cluster outlives its launcher, even one that is killed.
 
-Two small programs, run as `python -I -S lifeline.py MODE ...`:
+Two small programs, run as `python -I -S parent_death.py MODE ...`:
 
 `exec PARENT COMMAND...` asks the kernel to kill this process when its parent
 dies and then becomes COMMAND. That is done here and not in a `preexec_fn`,

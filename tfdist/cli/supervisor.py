@@ -2,8 +2,9 @@
 
 One thread with one `poll` sees to output, deaths, signals and deadlines, so
 there is nothing to lock, and the kernel ties each task's life to the thread
-that started it (`lifeline.py`). What the death of a task means for the others
-of its cluster is decided in `cluster_run.py`; what ends all clusters is here.
+that started it (`parent_death.py`). What the death of a task means for the
+others of its cluster is decided in `cluster_run.py`; what ends all clusters is
+here.
 """
 
 from collections.abc import Iterator
@@ -37,6 +38,8 @@ its child and to its process group."""
 
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SECONDS_FOR_LAST_OUTPUT = 2.0
+# What `poll` takes.
+_MOST_MILLISECONDS = 2**31 - 1
 
 
 class Supervisor:
@@ -135,7 +138,7 @@ class Supervisor:
         wait = self._next_deadline() - time.monotonic()
         milliseconds = None
         if wait != float("inf"):
-            milliseconds = max(0, int(wait * 1000) + 1)
+            milliseconds = min(max(0, int(wait * 1000) + 1), _MOST_MILLISECONDS)
         for descriptor, _ in poll.poll(milliseconds):
             if descriptor == wakeups.fileno():
                 self._on_signals(wakeups.recv(4096))

@@ -29,7 +29,7 @@ _MOST_LEFT_READS = 32  # Of a dead task: more than a pipe can hold.
 class Guard(contextlib.AbstractContextManager):
     """The process that kills what tasks are if the launcher is killed.
 
-    See `lifeline.py`. Should somebody kill the guard, the tasks themselves
+    See `parent_death.py`. Should somebody kill the guard, the tasks themselves
     still die with the launcher.
 
     Attributes:

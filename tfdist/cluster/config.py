@@ -291,10 +291,16 @@ class ClusterConfig:
         """A 32-bit checksum that all tasks of one cluster agree on.
 
         The evaluator does not count, because a cluster may list it for
-        itself and leave it out for the others.
+        itself and leave it out for the others. Of the parameter servers only
+        the number does: they may come back at other addresses.
         """
-        spec = {job: a for job, a in self.spec.items() if job != "evaluator"}
-        return zlib.crc32(json.dumps(tf_config.canonical(spec)).encode())
+        spec = {
+            job: addresses
+            for job, addresses in self.spec.items()
+            if job not in ("ps", "evaluator")
+        }
+        parts = [tf_config.canonical(spec), self.num_ps]
+        return zlib.crc32(json.dumps(parts).encode())
 
     def _names(self, job: str) -> tuple[str, ...]:
         count = len(self.spec.get(job, ()))

@@ -49,8 +49,9 @@ RUNTIME_ENVIRONMENT: dict[str, str] = {
     "TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY": "True",
     # Without keep-alive a peer that is stopped or cut off hangs a step for
     # ever; with these the step fails with UNAVAILABLE after about 7 seconds
-    # and works again when the peer does. Read once, when the process first
-    # connects to another one.
+    # and works again when the peer does. And gRPC would look for tasks behind
+    # the proxy of $http_proxy. Read once, when the process first connects to
+    # another one.
     _CHANNELS: ",".join(
         (
             _KEEPALIVE,
@@ -58,6 +59,7 @@ RUNTIME_ENVIRONMENT: dict[str, str] = {
             "grpc.http2.ping_timeout_ms=4000",
             "grpc.http2.max_pings_without_data=0",
             "grpc.min_reconnect_backoff_ms=3000",
+            "grpc.enable_http_proxy=0",
         )
     ),
 }

@@ -11,6 +11,7 @@ from tfdist.cluster import environment
 from tfdist.cluster import member_reader
 from tfdist.cluster import member_table
 from tfdist.cluster import preemption
+from tfdist.cluster import server_discovery
 from tfdist.cluster import termination
 
 _POLL_SECONDS = 0.25
@@ -20,7 +21,7 @@ _FAREWELL_SECONDS = 2.0
 _TERMINATED_STATUS = 128 + signal.SIGTERM
 
 
-def serve(config, timeout):
+def serve(config, timeout, look_up=None):
     """Runs TensorFlow's server until this helper's worker has finished.
 
     The first parameter server's table of members tells that; under `tfdist
@@ -30,6 +31,8 @@ def serve(config, timeout):
       config: The `ClusterConfig` of a `helper` task.
       timeout: Seconds for which the helper waits for parameter servers, or for
         any worker, that it does not see.
+      look_up: Callable without arguments that gives the `ClusterConfig` as it
+        is now, where servers may come back at other addresses; or None.
 
     Returns:
       The exit status of the process: 0 when training has finished, 143 when
@@ -38,6 +41,7 @@ def serve(config, timeout):
     preemption.install(exits=False)
     environment.apply_to_server(os.environ)
     bare_server.start(config)
+    servers = server_discovery.ServerDiscovery(config, look_up)
     began = answered = time.monotonic()
     while not preemption.received():
         time.sleep(_POLL_SECONDS)
@@ -45,8 +49,9 @@ def serve(config, timeout):
         says = termination.launcher_says()
         if says:
             return 0
+        address = servers.config.ps_addresses[0]
         try:
-            rows = member_reader.read(config.ps_addresses[0], _READ_SECONDS)
+            rows = member_reader.read(address, _READ_SECONDS)
             answered = now
             if says is None and _is_over(config, rows, now - began, timeout):
                 time.sleep(_FAREWELL_SECONDS)
@@ -59,10 +64,11 @@ def serve(config, timeout):
                     config.task_name,
                     timeout,
                     config.ps_names[0],
-                    config.ps_addresses[0],
+                    address,
                     error,
                 )
                 return 1
+            servers.look()
         except TimeoutError as error:
             logging.error("%s: %s", config.task_name, error)
             return 1

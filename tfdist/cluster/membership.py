@@ -20,6 +20,7 @@ from tfdist.cluster import member_table
 from tfdist.cluster import server_client
 from tfdist.cluster import sessions
 from tfdist.cluster import step_figures
+from tfdist.cluster import versions
 from tfdist.cluster import waiting
 
 # Between attempts to enter the table of a server that has none yet.
@@ -64,8 +65,9 @@ class Membership:
         self.tables = [
             member_table.MemberTable(device, names) for device in devices
         ]
+        cluster = versions.checksum(config)
         self.clients = [
-            server_client.ServerClient(address, task)
+            server_client.ServerClient(address, task, cluster)
             for task, address in enumerate(config.ps_addresses)
         ]
         # Of each server, what sets this worker's row there: for the main
@@ -310,6 +312,11 @@ class Membership:
                 "one does not do what strategies of tfdist ask for."
             ),
         )
+
+    @property
+    def addresses(self):
+        """Of servers, as threads talk to them: a tuple of `host:port`."""
+        return tuple(client.address for client in self.clients)
 
     def reconnected(self, config, lives=None):
         """This process has reconnected; threads may talk to servers.

@@ -19,6 +19,7 @@ from tfdist import private_tensorflow
 from tfdist import quiet
 from tfdist.cluster import collective_sums
 from tfdist.cluster import connection
+from tfdist.cluster import versions
 
 _BEAT_SECONDS = 1.0
 # What a worker that ends has just sent is to arrive.
@@ -106,6 +107,7 @@ class Peers:
         with quiet.quietly():
             private_tensorflow.enable_collectives(definition)
             connection.start_runtime(config)
+        versions.leave(config)
         self.device = tf.config.list_logical_devices("CPU")[0].name
         connection.warn_of_port(config)
         connection.wait_for_listeners("worker", self._addresses, timeout)

@@ -157,6 +157,8 @@ def _listen():
 
 def _hear(reader):
     while numbers := reader.recv(64):
+        if signal.getsignal(signal.SIGTERM) is not _on_signal:
+            continue  # The script has a handler of its own by now.
         if signal.SIGTERM in numbers and not _received.is_set():
             _received.set()
             if _settings.exits:

@@ -13,10 +13,10 @@ from tfdist.cluster import refusal
 from tfdist.cluster import termination
 from tfdist.cluster import versions
 
-# One membership per cluster, however many strategies a script makes: the row
-# in the servers' tables is the process's.
+# One membership per cluster, however many strategies a script makes, and
+# wherever the servers are: the row in their tables is the process's.
 _memberships = {}
-# Those of them that are known to be in tables of their own cluster.
+# Clusters whose servers, at these addresses, are known to be theirs.
 _checked = set()
 
 
@@ -36,14 +36,15 @@ def join(config, devices, timeout):
       timeout: Seconds to wait until all servers are ready.
 
     Returns:
-      The `Membership`, the same for each call with the same cluster.
+      The `Membership`, the same for each call with the same cluster, whose
+      servers may have moved.
 
     Raises:
       ClusterConfigError: A server is one of another cluster, or the cluster
         does not list this task.
       TimeoutError: A server is not ready; the message names it.
     """
-    key = (config.task_name, config.ps_addresses)
+    key = (config.task_name, config.fingerprint)
     if key not in _memberships:
         if config.task_name not in member_table.names_of(config):
             raise refusal.ClusterConfigError(
@@ -55,7 +56,10 @@ def join(config, devices, timeout):
         _memberships[key] = membership
         atexit.register(_leave, membership)
     membership = _memberships[key]
-    if key not in _checked:
+    if membership.addresses != config.ps_addresses:
+        # Servers have moved, and no training step has found that out.
+        membership.reconnected(config)
+    if config not in _checked:
         membership.wait_until_entered(
             timeout, lambda: _connect_anew(config, membership)
         )
@@ -66,7 +70,7 @@ def join(config, devices, timeout):
                 f"{config.ps_addresses[0]} keeps other things about workers "
                 "than this worker tells it: it runs another version of tfdist."
             )
-        _checked.add(key)
+        _checked.add(config)
     return membership
 
 

@@ -15,6 +15,7 @@ import weakref
 import tensorflow as tf
 
 from tfdist.cluster import sessions
+from tfdist.cluster import versions
 
 # Seconds for a call. One that waits longer fails, and whoever calls tries
 # again: heartbeats with the next beat, the main thread by its recovery.
@@ -40,16 +41,21 @@ class ServerClient:
     Args:
       address: Its `host:port`.
       task: Its index among the servers.
+      cluster: What it tells of its cluster, from `versions.checksum`; None for
+        any.
 
     Attributes:
       life: The life that the main thread has connected to, a number that the
         server has drawn when it started; None before the first session.
     """
 
-    def __init__(self, address, task):
+    def __init__(self, address, task, cluster=None):
         self.address = address
         self.task = task
         self.life = None
+        self._cluster = cluster
+        # Of this cluster, and not connected to yet.
+        self._next_life = None
         self._functions = weakref.WeakSet()
 
     def function(self, build, signature, any_life=False):
@@ -97,13 +103,15 @@ class ServerClient:
             ) from error
         try:
             life = self._life_of(session)
-            if not any_life and life != (self.life or life):
-                raise tf.errors.AbortedError(
-                    None,
-                    None,
-                    f"The server at {self.address} was started again, and "
-                    "this process has not connected to it yet.",
-                )
+            if life != (self.life or life):
+                if not any_life:
+                    raise tf.errors.AbortedError(
+                        None,
+                        None,
+                        f"The server at {self.address} was started again, and "
+                        "this process has not connected to it yet.",
+                    )
+                self._check_cluster(life)
             if self.life is None:
                 # Not what the main thread has said in the meantime.
                 self.life = life
@@ -111,6 +119,20 @@ class ServerClient:
             _close(session)
             raise
         return session, life
+
+    def _check_cluster(self, life):
+        """Refuses a server of another cluster that has got the address."""
+        if self._cluster is None or life == self._next_life:
+            return
+        told = versions.told_by(self.address, self.task, SECONDS)
+        if told is None or told.get("workers") != self._cluster:
+            raise tf.errors.UnavailableError(
+                None,
+                None,
+                f"The server at {self.address} is one of another cluster, or "
+                "not ready yet.",
+            )
+        self._next_life = life
 
     def _life_of(self, session):
         mine = f"/job:ps/replica:0/task:{self.task}/"

@@ -6,7 +6,11 @@ import time
 from absl import logging
 
 from tfdist.cluster import incarnation
+from tfdist.cluster import refusal
+from tfdist.cluster import versions
 from tfdist.cluster import waiting
+
+_OF_ANOTHER = " (a server of another cluster listens there)"
 
 
 class ServerDiscovery:
@@ -26,10 +30,36 @@ class ServerDiscovery:
         self._look_up = look_up
         # What `look_up` says instead of where all servers are.
         self._trouble = ""
+        # What this cluster's servers tell of it: see `versions.checksum`.
+        self._checksums = {versions.checksum(config)}
+        # Incarnations of this cluster's servers; None before the first wait.
+        self._own = None
+        # Where servers of another cluster listen.
+        self._foreign = set()
 
     def lives(self):
-        """Incarnations of the servers, a list; None for who is silent."""
-        return incarnation.read_all(self.config)
+        """Incarnations of the servers, a list; None for who is silent.
+
+        Silent is also who is not known and does not say that it is one of
+        this cluster: another one's server may have got the address.
+        """
+        lives, foreign = incarnation.read_all(self.config), set()
+        if self._own is None:
+            return lives  # They have been compared just before.
+        for task, life in enumerate(lives):
+            if life is None or life in self._own:
+                continue
+            address = self.config.ps_addresses[task]
+            told = versions.told_by(address, task, incarnation.SECONDS)
+            if told is None:
+                lives[task] = None
+            elif told.get("workers") in self._checksums:
+                self._own.add(life)
+            else:
+                lives[task] = None
+                foreign.add(address)
+        self._foreign = foreign
+        return lives
 
     def silent(self, lives):
         """Names of those that are silent, a list of str.
@@ -39,7 +69,7 @@ class ServerDiscovery:
         """
         config = self.config
         return [
-            f"{name} at {address}"
+            f"{name} at {address}" + _OF_ANOTHER * (address in self._foreign)
             for name, address, life in zip(
                 config.ps_names, config.ps_addresses, lives, strict=True
             )
@@ -58,9 +88,9 @@ class ServerDiscovery:
 
         Raises:
           TimeoutError: One is silent; the message names it.
-          ValueError: There are more servers than there were.
         """
         end = time.monotonic() + timeout
+        goal = "to answer" if self._own is None else "to come back"
         lives = self.lives()
         if None in lives and error is not None:
             logging.warning(
@@ -72,17 +102,19 @@ class ServerDiscovery:
         def all_answer():
             nonlocal lives
             if None in lives:
-                self._look()
+                self.look()
                 lives = self.lives()
             return None not in lives
 
         waiting.wait_until(
             all_answer,
-            what=lambda: f"{self._described(lives)} to come back{self._why()}",
+            what=lambda: f"{self._described(lives)} {goal}{self._why()}",
             timeout=end - time.monotonic(),
             hint="Is it running? A server that is started again at the same "
             "address is found by all workers.",
         )
+        if self._own is None:
+            self._own = set(lives)
         return lives
 
     def _described(self, lives):
@@ -90,8 +122,8 @@ class ServerDiscovery:
             f"parameter server {name}" for name in self.silent(lives)
         )
 
-    def _look(self):
-        """Asks where the servers are now."""
+    def look(self):
+        """Asks where the servers are now, and notes it in `config`."""
         if self._look_up is None:
             return
         try:
@@ -100,30 +132,43 @@ class ServerDiscovery:
             # Some fail while a server is away.
             self._note(f"{type(error).__name__}: {error}")
             return
-        if config.num_ps < self.config.num_ps:
-            self._note(f"{config.num_ps} of {self.config.num_ps} servers")
+        if config.num_ps != self.config.num_ps:
+            # One is away, or is listed where it was and where it is.
+            self._note(f"{config.num_ps} parameter servers")
             return
-        self._trouble = ""
-        if config.num_ps > self.config.num_ps:
-            raise ValueError(
-                "Argument `cluster_resolver` must go on giving "
-                f"{self.config.num_ps} parameter servers while training runs. "
-                f"Received: {config.num_ps} parameter servers"
-            )
+        self._checksums.add(versions.checksum(config))
         if config.ps_addresses != self.config.ps_addresses:
+            try:
+                self.config = self._moved_to(config)
+            except refusal.ClusterConfigError as error:
+                self._note(str(error))
+                return
             logging.warning(
                 "The parameter servers are at %s now.",
                 ", ".join(config.ps_addresses),
             )
-            # Others may be away, too, and not be listed.
-            spec = {**self.config.spec, "ps": config.ps_addresses}
-            self.config = dataclasses.replace(self.config, spec=spec)
+        self._trouble = ""
+
+    def _moved_to(self, config):
+        """This cluster with servers, and tasks that are all listed, moved.
+
+        A server may be where another task has been. Of tasks that are away,
+        and not listed, addresses stay as they were.
+        """
+        spec = {
+            job: now
+            if len(now := config.spec.get(job, ())) == len(before)
+            else before
+            for job, before in self.config.spec.items()
+        }
+        return dataclasses.replace(self.config, spec=spec)
 
     def _note(self, trouble):
         if not self._trouble:
             logging.warning(
-                "`cluster_resolver` does not give all parameter servers now "
-                "(%s): they are looked for where they were, too.",
+                "`cluster_resolver` does not give the %d parameter servers now "
+                "(it gives: %s). They are looked for where they were, too.",
+                self.config.num_ps,
                 trouble,
             )
         self._trouble = trouble

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.cluster import member_table
 from tfdist.cluster import refusal
-from tfdist.cluster import tf_config
+from tfdist.cluster import sessions
 from tfdist.version import __version__
 
 _NAME = "tfdist/versions"
@@ -40,7 +40,7 @@ def leave(config):
     """
     told = {
         "cluster": config.fingerprint,
-        "workers": _workers(config),
+        "workers": checksum(config),
         "members": member_table.names_of(config),
     }
     text = json.dumps({**own(), **told})
@@ -55,9 +55,47 @@ def leave(config):
     write()
 
 
+def checksum(config):
+    """A checksum of what a server has to know of its cluster.
+
+    Args:
+      config: The `ClusterConfig` of any of its tasks.
+    """
+    parts = [config.fingerprint]
+    if config.initial_workers < config.num_workers:
+        # Data is divided by it.
+        parts.append(config.initial_workers)
+    text = json.dumps(parts)
+    return zlib.crc32(text.encode())
+
+
 def build_read():
     """Builds the text that was left, a string, in the scope's device."""
     return tf.raw_ops.ReadVariableOp(resource=_handle(), dtype=tf.string)
+
+
+def told_by(address, task, timeout):
+    """Reads what a parameter server has left, in any thread.
+
+    Args:
+      address: Its `host:port`.
+      task: Its number.
+      timeout: Seconds for its answer.
+
+    Returns:
+      A dict from `parse`, or None where it does not say, or not yet.
+    """
+    deadline = sessions.Deadline(timeout)
+    with tf.Graph().as_default() as graph, tf.device(_device("ps", task)):
+        text = build_read()
+    try:
+        session = sessions.open_session(address, "ps", task, graph, deadline)
+        try:
+            return parse(sessions.run(session, text, deadline))
+        finally:
+            session.close()
+    except (tf.errors.OpError, OSError):
+        return None
 
 
 def parse(text):
@@ -133,7 +171,7 @@ def compare(config):
         config.ps_names, config.ps_addresses, texts, strict=True
     ):
         told = parse(text)
-        if told.get("workers", _workers(config)) != _workers(config):
+        if told.get("workers", checksum(config)) != checksum(config):
             raise refusal.ClusterConfigError(
                 f"Parameter server {name} at {address} is one of another "
                 "cluster, with other workers, another number of servers or "
@@ -163,24 +201,6 @@ def compare(config):
 def _evaluators(members):
     names = [name for name in members if name.startswith("/job:evaluator")]
     return ", ".join(names) or "no evaluator"
-
-
-def _workers(config):
-    """A checksum of what a server has to know of its cluster.
-
-    Not of addresses of servers, which may come back at others.
-    """
-    spec = {
-        job: addresses
-        for job, addresses in config.spec.items()
-        if job not in ("ps", "evaluator")
-    }
-    parts = [tf_config.canonical(spec), config.num_ps]
-    if config.initial_workers < config.num_workers:
-        # Data is divided by it.
-        parts.append(config.initial_workers)
-    text = json.dumps(parts)
-    return zlib.crc32(text.encode())
 
 
 def _device(job, task):

@@ -20,6 +20,7 @@ from tfdist.cluster import peers
 from tfdist.cluster import preemption
 from tfdist.cluster import registration
 from tfdist.cluster import server
+from tfdist.cluster import server_discovery
 from tfdist.cluster import termination
 from tfdist.cluster import tf_config
 from tfdist.data_shares import strategy_order
@@ -271,11 +272,12 @@ def resolver_of(resolver):
     return tf.distribute.cluster_resolver.TFConfigClusterResolver()
 
 
-def serve_if_server(config, tolerance, writes_on_command=False):
+def serve_if_server(config, look_up, tolerance, writes_on_command=False):
     """Serves, and ends the process, on a task that is there for workers.
 
     Args:
       config: The `ClusterConfig`.
+      look_up: See `cluster`.
       tolerance: A `FaultTolerance`.
       writes_on_command: See `tfdist.cluster.server.serve`.
     """
@@ -293,7 +295,8 @@ def serve_if_server(config, tolerance, writes_on_command=False):
             )
         )
     if config.is_helper:
-        sys.exit(helper_server.serve(config, tolerance.start_timeout))
+        timeout = tolerance.start_timeout
+        sys.exit(helper_server.serve(config, timeout, look_up))
 
 
 def connect(config, look_up, needs_servers, tolerance):
@@ -307,7 +310,7 @@ def connect(config, look_up, needs_servers, tolerance):
       tolerance: A `FaultTolerance`.
 
     Returns:
-      `Connections`.
+      `Connections`, with the `ClusterConfig` as it is when servers answer.
 
     Raises:
       TimeoutError: The servers could not be reached in time.
@@ -322,6 +325,11 @@ def connect(config, look_up, needs_servers, tolerance):
         others = peers.join(
             config, tolerance.start_timeout, tolerance.worker_timeout
         )
+    if look_up is not None and config.num_ps:
+        # A server may move while it is waited for.
+        servers = server_discovery.ServerDiscovery(config, look_up)
+        servers.wait(tolerance.start_timeout)
+        config = servers.config
     worker_device, devices = connection.connect(config, tolerance.start_timeout)
     if config.num_ps:
         membership = registration.join(config, devices, tolerance.start_timeout)

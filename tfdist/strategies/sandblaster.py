@@ -79,10 +79,12 @@ class SandblasterStrategy(whole_cluster.ClusterMixin, tf.distribute.Strategy):
                 'TF_CONFIG["cluster"] must have no job "evaluator" for '
                 f"SandblasterStrategy. Received: jobs {list(config.spec)}"
             )
-        construction.serve_if_server(config, tolerance, writes_on_command=True)
-        self._cluster = config
+        construction.serve_if_server(
+            config, look_up, tolerance, writes_on_command=True
+        )
         self._resolver = construction.resolver_of(cluster_resolver)
         connections = construction.connect(config, look_up, True, tolerance)
+        self._cluster = config = connections.config
         construction.begin_program(config)
         construction.set_seed(config, seed)
         self._files = files.of(config)

@@ -120,8 +120,8 @@ class ParameterServerStrategy(
         a `tfdist.FaultTolerance`.
       seed: Integer for `keras.utils.set_random_seed`, the same on all
         workers, so that they shuffle and split data alike. Default: in a
-        cluster, a number derived from its addresses unless a seed has been
-        set; in one process, none.
+        cluster, a number derived from the workers' addresses unless a seed
+        has been set; in one process, none.
 
     Raises:
       ClusterConfigError: The cluster's description is malformed.
@@ -196,11 +196,12 @@ class ParameterServerStrategy(
         portions = construction.portions(
             self._method, decisions, work, portions_per_worker
         )
-        construction.serve_if_server(config, tolerance)
+        construction.serve_if_server(config, look_up, tolerance)
         self._resolver = construction.resolver_of(cluster_resolver)
         connections = construction.connect(
             config, look_up, resolved.needs_servers, tolerance
         )
+        config = connections.config
         construction.begin_program(config)
         construction.set_seed(config, seed)
         self._begin(config, connections, tolerance)
