@@ -246,3 +246,11 @@ def test_who_is_unknown_to_a_server_started_again_may_be_there(monkeypatch):
     assert not found._may_come_back(1, unknown)
     found.free_again({0, 1})
     assert found._may_come_back(1, unknown)
+
+
+def test_tensorflow_does_not_warn_of_a_program_with_many_strategies(caplog):
+    for _ in range(6):
+        strategy = tfdist.AsyncStrategy()
+        build(strategy)
+        strategy.commit()
+    assert "retracing" not in caplog.text
