@@ -1,4 +1,4 @@
-"""Groups that teach each other to predict the next character of a text.
+r"""Groups that teach each other to predict the next character of a text.
 
 Each group trains on its own part of the text, Python's own documentation. Two
 groups, each one process, or each a cluster that trains as `--strategy` says:
@@ -48,6 +48,9 @@ VALIDATION_SHARE = 0.05  # of the text, its end
 RECURRENT_LAYERS = (keras.layers.GRU, keras.layers.LSTM)
 
 FLAGS = flags.FLAGS
+# For --help.
+flags.adopt_module_key_flags(strategy_flags)
+flags.adopt_module_key_flags(codistillation_flags)
 flags.DEFINE_integer("epochs", 25, "Passes over the text.", lower_bound=1)
 flags.DEFINE_integer(
     "batch_size", 32, "Sequences per step of one worker.", lower_bound=1

@@ -1,4 +1,4 @@
-"""A model and data of one's own, for the simulator.
+r"""A model and data of one's own, for the simulator.
 
     tfdist advise --model=examples/own_model.py:build \
         --data=examples/own_model.py:load --num_workers=2,4,8

@@ -1,4 +1,4 @@
-"""Trains a small convolutional network on images, alone or on a cluster.
+r"""Trains a small convolutional network on images, alone or on a cluster.
 
 Every task of a cluster runs this same script; `TF_CONFIG` says who it is:
 
@@ -48,6 +48,9 @@ SHUFFLE_BUFFER = 10_000  # images
 RESIZED_SIDE = 64  # pixels, for data sets whose images differ in size
 
 FLAGS = flags.FLAGS
+# For --help.
+flags.adopt_module_key_flags(strategy_flags)
+flags.adopt_module_key_flags(codistillation_flags)
 flags.DEFINE_string(
     "dataset",
     "digits",

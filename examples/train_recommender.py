@@ -23,6 +23,8 @@ import numpy as np
 import strategy_flags
 
 FLAGS = flags.FLAGS
+# For --help.
+flags.adopt_module_key_flags(strategy_flags)
 flags.DEFINE_integer("users", 2_000_000, "Number of users.", lower_bound=1)
 flags.DEFINE_integer("items", 2_000_000, "Number of items.", lower_bound=1)
 flags.DEFINE_integer("width", 64, "Floats in a row.", lower_bound=1)

@@ -166,6 +166,14 @@ def test_a_functional_model_is_its_calls():
     )
 
 
+def test_an_optimizer_knows_the_strategy_that_it_was_made_under():
+    strategy = tf.distribute.OneDeviceStrategy("/device:CPU:0")
+    for scope in strategy, tf.distribute.get_strategy():
+        with scope.scope():
+            optimizer = keras.optimizers.Adam()
+        assert private_keras.strategy_of_optimizer(optimizer) is scope
+
+
 def test_a_model_without_a_strategy_has_none():
     assert private_keras.strategy_of(model_of_two()) is None
     strategy = tf.distribute.OneDeviceStrategy("/device:CPU:0")

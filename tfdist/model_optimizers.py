@@ -57,6 +57,35 @@ def others_of(model):
     ]
 
 
+def check_scope(model):
+    """Refuses an optimizer that was made outside the scope of its model.
+
+    A `train_step` of the user's own need not use the compiled optimizer: its
+    optimizers are checked in the step.
+
+    Args:
+      model: A `keras.Model` that is in `fit`, made under a strategy.
+
+    Raises:
+      ValueError: It was.
+    """
+    if private_keras.has_own_train_step(model):
+        return
+    compiled = []
+    _collect(getattr(model, "optimizer", None), compiled)
+    for one in compiled:
+        strategy = private_keras.strategy_of_optimizer(one)
+        if strategy is not model.distribute_strategy:
+            raise ValueError(
+                "The optimizer of `fit` must be made, and the model compiled, "
+                "inside the scope of the strategy that the model was made "
+                "under. Move the line that makes the optimizer, and "
+                "`model.compile(...)`, below `with strategy.scope():`. "
+                f"Received: optimizer {one.name!r}, made outside "
+                "strategy.scope()"
+            )
+
+
 def build(model):
     """Builds the optimizer that a model is compiled with, if that is not done.
 

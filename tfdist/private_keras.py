@@ -219,6 +219,14 @@ def strategy_of(model):
     return strategy
 
 
+def strategy_of_optimizer(optimizer):
+    """The strategy that a Keras optimizer was made under.
+
+    Keras has an optimizer make its variables there, and says so nowhere else.
+    """
+    return optimizer._distribution_strategy
+
+
 class OptimizerOfOneReplica:
     """A mixin: a Keras optimizer that sums gradients over no other replica.
 

@@ -235,6 +235,15 @@ def test_the_table_shows_each_worker_and_the_whole():
     assert len({len(line) for line in lines[4:]}) == 1
 
 
+def test_the_table_of_one_process_has_no_exchanges():
+    summary = summary_lib.summarize({"/job:worker/task:0": report_of([0])}, [1])
+    _, _, *lines = summary_lib.table(summary, is_local=True).splitlines()
+    assert [line.split() for line in lines] == [
+        ["worker", "steps", "steps/s", "staleness"],
+        ["worker", "0", "1", "1.0", "0.00"],
+    ]
+
+
 def test_the_table_shows_what_was_dropped_within_80_columns():
     summary = summary_lib.summarize(
         {"/job:worker/task:12": report_of([0, 1])},

@@ -8,6 +8,7 @@ import textwrap
 import types
 
 import pytest
+import tensorflow as tf
 
 from tests import waits
 from tfdist.cli import failure
@@ -56,6 +57,30 @@ FAILURES = {
         '"call().\\n\\nInput 0 is wrong.\\n\\nArguments: none")',
         "ValueError: Exception encountered when calling Sequential.call(). "
         "Input 0 is wrong. ({}:1, in <module>)",
+    ),
+    "in a tf.function": (
+        """
+        import tensorflow as tf
+        @tf.function
+        def step(shard):
+            if shard:
+                raise RuntimeError(f"bad shard {shard}")
+        step(17)
+        """,
+        "RuntimeError: bad shard 17 ({}:6, in step)",
+    ),
+    "of its own class in a tf.function": (
+        """
+        import tensorflow as tf
+        class ShardError(Exception):
+            pass
+        @tf.function
+        def step(shard):
+            if shard:
+                raise ShardError(f"bad shard {shard}")
+        step(17)
+        """,
+        "ShardError: bad shard 17 ({}:8, in step)",
     ),
     "logs afterwards": (
         """
@@ -235,6 +260,21 @@ def test_mistakes_of_the_program_are_final(statement, is_final):
     assert cause_of(statement).is_final == is_final
 
 
+@pytest.mark.parametrize("statement", ["stop()", "tf.function(stop)()"])
+def test_what_tfdist_refuses_is_final(statement):
+    cause = cause_of(f"""
+        import tensorflow as tf
+        from tfdist.program_error import ProgramError
+        def stop():
+            if True:
+                raise ProgramError("not so")
+        {statement}
+        """)
+    assert cause.error.endswith("ProgramError: not so")
+    assert cause.place == "program.py:6, in stop"
+    assert cause.is_final
+
+
 def test_a_module_that_is_not_there_is_final():
     cause = cause_of("", "-m", "no_such_module")
     assert str(cause) == "ImportError: No module named no_such_module"
@@ -311,6 +351,12 @@ def test_what_is_no_utf_8_ends_no_launcher():
         ("tfdist", None, expected.encode("utf-8", "surrogateescape"))
     ]
     assert failure.message_of(OSError("caf\udce9")) == "caf?"
+
+
+def test_files_that_autograph_generates_are_not_the_users():
+    generated = tf.autograph.to_graph(lambda: 1).__code__.co_filename
+    assert not failure._is_own(generated)
+    assert failure._is_own("/tmp/train.py")
 
 
 def test_a_long_message_is_cut():

@@ -39,7 +39,7 @@ class FileResolver(tf.distribute.cluster_resolver.ClusterResolver):
 
 def _strategy():
     return tfdist.AsyncStrategy(
-        FileResolver(),
+        cluster_resolver=FileResolver(),
         fault_tolerance=tfdist.FaultTolerance(
             start_timeout=60.0, server_timeout=60.0
         ),

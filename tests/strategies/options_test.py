@@ -31,7 +31,7 @@ def test_presets_show_all_arguments_with_their_defaults(preset):
         if name in BASE:
             assert parameter.default == BASE[name].default, name
     missing = AXES - set(shown)
-    assert len(missing) == (0 if preset is tfdist.AsyncStrategy else 1)
+    assert len(missing) == 1
     for name in missing:
         with pytest.raises(TypeError, match=name):
             preset(**{name: None})

@@ -16,6 +16,7 @@ from tfdist.all_reduce import lane as lane_lib
 from tfdist.all_reduce import tail as tail_lib
 from tfdist.all_reduce import update_builder
 from tfdist.all_reduce import variables as variables_lib
+from tfdist.program_error import ProgramError
 
 _LANES = "_tfdist_lanes"
 
@@ -117,7 +118,7 @@ class Engine:
     def recording(self, step, model):
         """Scope of a step of a model (or None), whose lanes are noted."""
         if self._step is not None:
-            raise RuntimeError("strategy.run inside strategy.run.")
+            raise ProgramError("strategy.run inside strategy.run.")
         self._step = step
         try:
             yield
@@ -149,7 +150,7 @@ class Engine:
     def step_of(self, optimizer):
         """The step under way, in which an optimizer acts."""
         if self._step is None:
-            raise RuntimeError(
+            raise ProgramError(
                 f"Optimizer {optimizer.name!r} takes a step outside "
                 "strategy.run: only there is it one of all workers. Call it "
                 "as strategy.run(step_fn), or use `fit` or `train_on_batch` "

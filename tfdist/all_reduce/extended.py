@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdist import compiled_parts
 from tfdist import fused_kernels
 from tfdist import guarded_steps
+from tfdist import model_optimizers
 from tfdist import one_replica
 from tfdist import own_random_numbers
 from tfdist import private_keras
@@ -185,6 +186,7 @@ class AllReduceExtended(one_replica.WorkerExtended):
             models.see(model, engine.files)
         if purpose != "train":
             return None
+        model_optimizers.check_scope(model)
         callbacks.see_backups(private_keras_calls.callbacks_of(frame))
         self.data_shares = number
         self._calls += 1

@@ -12,6 +12,7 @@ from tfdist import private_tensorflow
 from tfdist.all_reduce import rows
 from tfdist.all_reduce.variables import WorkerVariable
 from tfdist.all_reduce.variables import plain
+from tfdist.program_error import ProgramError
 
 
 class TrainingStep:
@@ -53,7 +54,7 @@ class TrainingStep:
         if self._eagerly and not tf.executing_eagerly():
             if not self._engine.reduces_state:
                 return
-            raise RuntimeError(
+            raise ProgramError(
                 f"Variable {variable.name!r} is assigned inside a tf.function "
                 "that a step calls which runs eagerly (run_eagerly=True, or "
                 "strategy.run outside a tf.function): others would hear of "

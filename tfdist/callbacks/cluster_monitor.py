@@ -216,7 +216,8 @@ class ClusterMonitor(keras.callbacks.Callback):
             )
             self.summary["metrics"] = self._strategy.cluster_metrics(self.model)
             if self._verbose:
-                print(summary_lib.table(self.summary))
+                is_local = self._strategy.cluster.is_local
+                print(summary_lib.table(self.summary, is_local))
 
     def _report(self):
         """Leaves this worker's figures so far for the chief."""

@@ -30,6 +30,7 @@ _COLUMNS = (
     ("MB", "megabytes", "{}"),
 )
 _OF_DROPPING = ("gradients_accepted", "gradients_dropped")
+_OF_EXCHANGES = ("exchange_share", "waited_seconds", "megabytes")
 
 
 class WorkerFigures:
@@ -161,8 +162,13 @@ def summarize(reports, versions, counts=None, counts_before=None):
     }
 
 
-def table(summary):
-    """The summary as text for people."""
+def table(summary, is_local=False):
+    """The summary as text for people.
+
+    Args:
+      summary: From `summarize`.
+      is_local: Whether this process was alone: it exchanged with nobody.
+    """
     staleness = summary["staleness"]
     lines = [
         f"Updates applied: {summary['updates_applied']}; gradients pushed: "
@@ -170,17 +176,19 @@ def table(summary):
         f"{summary['gradients_dropped']}.",
         f"Staleness: mean {staleness['mean']:.2f}, p95 {staleness['p95']}, "
         f"max {staleness['max']}.",
-        f"Share of the workers' time: communication "
-        f"{summary['exchange_share']:.1%}, waiting "
-        f"{summary['wait_share']:.1%}.",
-        f"Sent {tables.amount(summary['bytes_sent'] / 1e6)} MB, received "
-        f"{tables.amount(summary['bytes_received'] / 1e6)} MB.",
     ]
-    columns = [
-        column
-        for column in _COLUMNS
-        if summary["gradients_dropped"] or column[1] not in _OF_DROPPING
-    ]
+    hidden = () if summary["gradients_dropped"] else _OF_DROPPING
+    if is_local:
+        hidden += _OF_EXCHANGES
+    else:
+        lines += [
+            f"Share of the workers' time: communication "
+            f"{summary['exchange_share']:.1%}, waiting "
+            f"{summary['wait_share']:.1%}.",
+            f"Sent {tables.amount(summary['bytes_sent'] / 1e6)} MB, received "
+            f"{tables.amount(summary['bytes_received'] / 1e6)} MB.",
+        ]
+    columns = [column for column in _COLUMNS if column[1] not in hidden]
     titles, keys, forms = zip(*columns, strict=True)
     rows = []
     for worker in summary["workers"]:

@@ -26,13 +26,17 @@ _HEADER = re.compile(rb"(Exception Group )?Traceback \(most recent call last\)")
 # indent it where the call takes up the whole line.
 _ANCHORS = re.compile(rb" *[~^]+$")
 # Without a function: the place of bad syntax.
-_FRAME = re.compile(rb' +File "(.+)", line (\d+)(?:,? in (.+))?$')
+# AutoGraph marks functions with stars.
+_FRAME = re.compile(rb' +File "(.+)", line (\d+)(?:,? in (.+?)(?:  \*+)?)?$')
 _CHAIN = re.compile(
     rb"During handling of the above exception, another exception occurred:"
     rb"|The above exception was the direct cause of the following exception:"
 )
 # What Keras and TensorFlow put on a line of its own before their message.
 _PREFACE = re.compile(rb"Exception encountered when calling|execution error:$")
+# AutoGraph writes frames of the program below this line, and then the error.
+_USER_CODE = re.compile(rb".*: in user code:$")
+_USER_ERROR = re.compile(rb" {4}(\S.*)")
 # What Python says of a script or module that it cannot run.
 _CANNOT_RUN = re.compile(
     rb"\S*python[\d.]*: (can't open file .*|No module named .*"
@@ -69,12 +73,15 @@ _MISTAKE = re.compile(
     rb"(SyntaxError|IndentationError|TabError|ImportError|ModuleNotFoundError"
     rb"|NameError|UnboundLocalError|AttributeError|TypeError|ValueError"
     rb"|LookupError|KeyError|IndexError|AssertionError|ZeroDivisionError"
-    rb"|NotImplementedError|tfdist\.\S*(Config|Mismatch)Error)(:|$)"
+    rb"|NotImplementedError"
+    rb"|(tfdist\.\S*)?(ClusterConfig|ModelMismatch|Program)Error)(:|$)"
 )
 _MOST_CHARACTERS = 300
 # A process that an error ends takes at most so many seconds to end, and may log
 # meanwhile. An error that was written before that was caught.
 _END_SECONDS = 300.0
+# AutoGraph runs functions from such files, in the temporary directory.
+_GENERATED = "__autograph_generated_file"
 _LIBRARIES = tuple(
     os.path.join(directory, "")
     for path in (
@@ -122,6 +129,7 @@ class ErrorReader:
         self._in_frames = False
         self._is_at_end = False  # Only the error has been written since.
         self._lacks_message = False
+        self._in_user_code = False
         self._fault = b""
         self._cpp_fault = b""
         self._in_own_stack = False
@@ -204,6 +212,7 @@ class ErrorReader:
         if self._kept is not None:
             (self._error, self._frames), self._kept = self._kept, None
             self._in_frames = self._lacks_message = False
+            self._in_user_code = False
 
     def _read_traceback(self, line: bytes) -> bool:
         frame = _FRAME.match(line)
@@ -212,13 +221,18 @@ class ErrorReader:
             frame and frame[3] is None and not self._in_frames
         ):
             self._in_frames, self._frames, self._error = True, [], b""
-        if frame and self._in_frames:
+            self._in_user_code = False
+        if frame and (self._in_frames or self._in_user_code):
             self._frames.append(frame.groups())
         if self._in_frames:
             is_within = line[:1] in (b"", b" ") or _ANCHORS.match(line)
             if not is_within and not _HEADER.match(line):
-                self._in_frames, self._error = False, line
-                self._lacks_message = _PREFACE.search(line) is not None
+                self._in_frames = False
+                self._begin_error(line)
+            return True
+        if self._in_user_code and line[:1] in (b"", b" "):
+            if not frame and (error := _USER_ERROR.match(line)):
+                self._begin_error(error[1])
             return True
         if self._lacks_message and self._is_at_end:
             self._error += b" " + line.strip()
@@ -228,6 +242,11 @@ class ErrorReader:
             self._error, self._frames = b"ImportError: " + refused[1], []
             return True
         return _CHAIN.match(line) is not None
+
+    def _begin_error(self, line: bytes) -> None:
+        self._error = line
+        self._lacks_message = _PREFACE.search(line) is not None
+        self._in_user_code = _USER_CODE.match(line) is not None
 
     def _read_fault(self, line: bytes) -> bool:
         if fault := _CPP_FAULT.match(line):
@@ -279,7 +298,8 @@ def message_of(error: BaseException) -> str:
 
 
 def _is_own(file: str) -> bool:
-    return not file.startswith(("<", *_LIBRARIES))
+    is_generated = os.path.basename(file).startswith(_GENERATED)
+    return not is_generated and not file.startswith(("<", *_LIBRARIES))
 
 
 def _shortened(text: bytes) -> str:

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from tfdist import checks
+from tfdist.program_error import ProgramError
 from tfdist.sandblaster import line_search as line_search_lib
 from tfdist.sandblaster import samples
 from tfdist.sandblaster import saved_memory
@@ -125,10 +126,10 @@ class LBFGS(keras.optimizers.Optimizer):
         """Collects gradients; `fit` makes steps of them.
 
         Raises:
-          RuntimeError: It is called outside of `fit` under the strategy.
+          ProgramError: It is called outside of `fit` under the strategy.
         """
         if self._sink is None:
-            raise RuntimeError(
+            raise ProgramError(
                 "LBFGS has no step of one batch: train by `model.fit` of a "
                 "model that was compiled inside "
                 "`with tfdist.SandblasterStrategy().scope():`."

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdist import private_keras
 from tfdist import private_keras_calls
 from tfdist.cluster import preemption
+from tfdist.program_error import ProgramError
 from tfdist.sandblaster import coordinator as coordinator_lib
 from tfdist.sandblaster import lbfgs
 from tfdist.sandblaster import portion_gradients
@@ -123,7 +124,7 @@ class MinimizingFit:
             return
         values = self._training.over_losses(self._gradients.values)
         if not np.array_equal(values, self._coordinator.parameters):
-            raise RuntimeError(
+            raise ProgramError(
                 "The weights of a model must not be changed during `fit` under "
                 "SandblasterStrategy, which goes on from those on the servers: "
                 "change them between two calls of `fit`. Received: a model "

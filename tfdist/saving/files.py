@@ -8,6 +8,8 @@ import contextlib
 import os
 import tempfile
 
+from tfdist.program_error import ProgramError
+
 
 def of(config):
     """The `Files` of a task; `Unshared` where no other task writes any.
@@ -123,9 +125,9 @@ class Files:
           path: Where it would have written.
 
         Returns:
-          A `RuntimeError`.
+          A `ProgramError`.
         """
-        return RuntimeError(
+        return ProgramError(
             f"{call} to {str(path)!r} on {self._task}: the chief "
             f"({self._chief}) runs the same program and writes the same file. "
             "Save on the chief alone:\n"

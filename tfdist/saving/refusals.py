@@ -32,7 +32,7 @@ def before_read(files):
       files: The `Files` of the variable.
 
     Raises:
-      RuntimeError: It is, and this task writes no files.
+      ProgramError: It is, and this task writes no files.
     """
     if files.writes:
         return

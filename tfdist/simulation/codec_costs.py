@@ -11,6 +11,7 @@ from tfdist import checks
 from tfdist import compression as compression_lib
 from tfdist import tables
 from tfdist.compression import base
+from tfdist.simulation.compiled import Compiled
 
 CODEC = "threshold(density=0.004)"
 """The codec that is measured where none is given."""
@@ -88,7 +89,7 @@ def measure(size: int, codec: str = CODEC, rounds: int = 15) -> CodecCost:
     state = {k: tf.Variable(v) for k, v in made.state(size).items()}
     target = tf.Variable(tf.zeros([size]))
 
-    @tf.function(autograph=False)
+    @Compiled
     def encode(vector):
         now = {name: one.read_value() for name, one in state.items()}
         message, new = made.encode(vector, now)
@@ -96,7 +97,7 @@ def measure(size: int, codec: str = CODEC, rounds: int = 15) -> CodecCost:
             state[name].assign(value)
         return message
 
-    @tf.function(autograph=False)
+    @Compiled
     def decode(kind, values, data):
         made.decode_into(target, base.Message(kind, values, data))
 

@@ -8,6 +8,7 @@ from tfdist.correction import DANA
 from tfdist.correction import DelayCompensation
 from tfdist.strategies import options
 from tfdist.strategies.strategy import ParameterServerStrategy
+from tfdist.synchronization import Async
 from tfdist.synchronization import BoundedStaleness
 from tfdist.synchronization import SoftSync
 from tfdist.synchronization import Sync
@@ -17,7 +18,14 @@ class AsyncStrategy(ParameterServerStrategy):
     """Asynchronous SGD: every gradient is applied when it arrives.
 
     Downpour SGD with fetch and push at every step (Dean et al. 2012).
+
+    Args:
+      **kwargs: Arguments of `ParameterServerStrategy`, documented there: all
+        but `synchronization`.
     """
+
+    def __init__(self, **kwargs: Unpack[options.AnyCorrection]):
+        super().__init__(synchronization=Async(), **kwargs)
 
 
 class BackupWorkersStrategy(ParameterServerStrategy):

@@ -235,7 +235,7 @@ def test_corrections_compare_with_the_weights_before_they_were_clipped(
     correction = copies and tfdist.correction.DelayCompensation(
         1.0, None, backups=copies
     )
-    strategy = tfdist.AsyncStrategy(
+    strategy = tfdist.ParameterServerStrategy(
         synchronization=BoundedStaleness(4), correction=correction
     )
     with strategy.scope():

@@ -262,3 +262,11 @@ def test_what_snapshots_bring_back_is_freed_again(monkeypatch):
     assert not built
     found.free_again({0}, {0})
     assert built == [found._freed]
+
+
+def test_tensorflow_does_not_warn_of_a_program_with_many_strategies(caplog):
+    for _ in range(6):
+        strategy = tfdist.AsyncStrategy()
+        build(strategy)
+        strategy.commit()
+    assert "retracing" not in caplog.text

@@ -14,6 +14,7 @@ from tfdist import compiled_parts
 from tfdist import fused_kernels
 from tfdist import one_replica
 from tfdist import private_keras_variables
+from tfdist.program_error import ProgramError
 from tfdist.runtime.exchange import records
 from tfdist.runtime.exchange import subgraph_replay
 from tfdist.runtime.exchange import table_gradients
@@ -235,7 +236,7 @@ class Step:
             # A step of an optimizer that has others do its updates.
             getattr(variable.pulled, kind)(value)
         if variable.pieces and variable.role is Role.PARAMETER:
-            raise RuntimeError(
+            raise ProgramError(
                 f"{variable.name!r} is split over servers by "
                 "variable_partitioner and is assigned in a step (by a "
                 "constraint?). Only an optimizer may do so; leave this "
@@ -326,7 +327,7 @@ class Step:
         for graph, pending in self._pending.items():
             if pending.records and graph is not self._root:
                 names = sorted({r.variable.name for r in pending.records})
-                raise RuntimeError(
+                raise ProgramError(
                     "Variables with a primary on a server are assigned inside "
                     f"a tf.cond or tf.while_loop of the step: {names}. Only "
                     "an optimizer may do so. Assign them outside, for "

@@ -3,6 +3,7 @@
 import functools
 
 from tfdist import guarded_steps
+from tfdist import model_optimizers
 from tfdist import private_keras
 from tfdist import private_keras_calls
 from tfdist import running_fit
@@ -45,6 +46,7 @@ def before_data(runtime, before_training, request, shares):
         runtime.pull()
         runtime.unused_models.refuse([v.value for v in model.variables])
         return None
+    model_optimizers.check_scope(model)
     callbacks.see_backups(private_keras_calls.callbacks_of(frame))
     runtime.evaluations.check(private_keras_calls.callbacks_of(frame))
     table_saving.check(tables, private_keras_calls.callbacks_of(frame))

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfdist import fused_kernels
 from tfdist import model_optimizers
+from tfdist.program_error import ProgramError
 from tfdist.runtime.exchange import records
 from tfdist.runtime.exchange import step as step_lib
 from tfdist.runtime.keras_hooks import step_variables
@@ -258,7 +259,7 @@ def _as_tensors(arguments):
 
 def _check_is_eager():
     if not tf.executing_eagerly():
-        raise RuntimeError(
+        raise ProgramError(
             "A step that runs eagerly (run_eagerly=True, or strategy.run "
             "outside a tf.function) must do by itself what it does to "
             "variables. It is done inside a tf.function that the step calls: "

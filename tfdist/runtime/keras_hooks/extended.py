@@ -13,6 +13,7 @@ from tfdist import private_keras_calls
 from tfdist import private_keras_variables
 from tfdist import private_tensorflow
 from tfdist.data_shares import shares
+from tfdist.program_error import ProgramError
 from tfdist.runtime.keras_hooks import data_hooks
 from tfdist.runtime.keras_hooks import eager_step
 from tfdist.runtime.keras_hooks import evaluations
@@ -97,7 +98,7 @@ class ParameterServerExtended(one_replica.WorkerExtended):
             if eagerly:
                 return self._run_eagerly(fn, args, kwargs)
             if active.step is not None:
-                raise RuntimeError("strategy.run inside strategy.run.")
+                raise ProgramError("strategy.run inside strategy.run.")
             return self._record(fn, args, kwargs)
 
     def _run_eagerly(self, fn, args, kwargs):
@@ -251,7 +252,7 @@ class ParameterServerExtended(one_replica.WorkerExtended):
             if self._config.num_workers == 1 and tf.executing_eagerly():
                 # Each assignment goes to the servers by itself.
                 return fn(var, *args, **kwargs)
-            raise RuntimeError(
+            raise ProgramError(
                 f"An update of {var.name!r} outside strategy.run: with several "
                 "workers, and inside a tf.function, an optimizer's step must "
                 "be part of a step to be sent to the servers. Call it as "

@@ -7,6 +7,7 @@ chief has made the same. A worker that takes more steps would wait for ever.
 import weakref
 
 from tfdist import private_keras_calls
+from tfdist.program_error import ProgramError
 from tfdist.runtime.variables.variables import Role
 
 # A variable that is made when it is first needed is made in one step.
@@ -44,7 +45,7 @@ class StepVariables:
           variable: The `ReplicaVariable` that the user's code has made.
 
         Raises:
-          RuntimeError: It does.
+          ProgramError: It does.
         """
         if variable.role is not Role.PARAMETER:
             return
@@ -61,7 +62,7 @@ class StepVariables:
             row = row + 1 if is_next else 1
         self._made[place] = self._step, weakref.ref(variable), row
         if row > _MOST_STEPS:
-            raise RuntimeError(
+            raise ProgramError(
                 f"{place} makes a new tf.Variable in each eager step. With "
                 "servers, each would stay a parameter of the model. Make it "
                 "once, outside of the step; or use a tensor; or, for a value "

@@ -59,7 +59,7 @@ class UnusedModels:
     def __init__(self, runtime, config=None, membership=None, patience=0.0):
         self._runtime = runtime
         self._store = runtime.store
-        self._leave_row = tf.function(self._build_tell, autograph=False)
+        self._leave_row = None
         self._config = config
         self._membership = membership
         self._patience = patience
@@ -235,6 +235,8 @@ class UnusedModels:
         kept = [k for k, _ in self._store.variables.items()] if made else []
         row = {"life": self._life, "made": made, "kept": _ranges(kept)}
         text = tf.constant(json.dumps(row))
+        if self._leave_row is None:
+            self._leave_row = traced_calls.trace(self._build_tell, text)
         texts = self._store.call(self._leave_row, text)
         return [text.decode() for text in texts.numpy()]
 

@@ -19,6 +19,7 @@ from tfdist import one_replica
 from tfdist import private_keras_calls
 from tfdist import private_tensorflow
 from tfdist import variable_names
+from tfdist.program_error import ProgramError
 from tfdist.saving import models
 
 
@@ -327,7 +328,7 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
         if is_graph and private_keras_calls.is_computing_shapes():
             return method(value, **kwargs)
         if active.step is None:
-            raise RuntimeError(
+            raise ProgramError(
                 f"Variable {self.name!r} is assigned in a tf.function outside "
                 "strategy.run: its primary on the server would not hear of "
                 "it. Assign it eagerly, or inside strategy.run."
