@@ -148,7 +148,7 @@ BAD_FLAGS = {
     "--warmup_worker_steps=-1": "flag --warmup_worker_steps=-1: -1 is not a ",
     "--worker_start=later": "should be one of <together|staggered>",
     "--straggler=1": "must be `worker:seconds` or",
-    "--straggler=1:-2": "`seconds` must be a number of at least 0",
+    "--straggler=1:-2": "`seconds` must be a finite number of at least 0",
     "--straggler=-1:2": "`workers` must be",
     "--straggler=1:0.5": "flag --straggler=1:0.5: must name a worker",
     # Of another strategy than the chosen one.
