@@ -19,8 +19,7 @@ other text, and to 1.55 with `--distillation_weight=0` (means of both groups
 with two seeds). With `--characters=440000 --epochs=4`, where all is new and
 teachers are behind, they came to 1.49, and without to 1.44 (one seed).
 
-What `--strategy` can be stands in `strategy_flags.py` beside this file, the
-flags of groups in `codistillation_flags.py`. The chief of each group writes
+`--help` lists the values of `--strategy`. The chief of each group writes
 `summary.json` to `group-0`, `group-1`, ... in `--output_dir`.
 """
 
@@ -76,8 +75,7 @@ flags.DEFINE_string(
 flags.DEFINE_integer(
     "seed",
     1,
-    "Of weights and the order of sequences in group 0; group 1 has the next "
-    "one, and so on.",
+    "Seed of weights and the order of sequences. Group k uses seed + k.",
 )
 flags.register_validator(
     "learning_rate",

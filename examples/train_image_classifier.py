@@ -6,14 +6,13 @@ Every task of a cluster runs this same script; `TF_CONFIG` says who it is:
     tfdist launch --num_ps=1 --num_workers=2 \
         examples/train_image_classifier.py -- --strategy=async
 
-What `--strategy` can be stands in `strategy_flags.py` beside this file.
+`--help` lists the values of `--strategy`.
 
 The chief writes `summary.json` and `training.png` to `--output_dir`, an
 evaluator (`tfdist launch --evaluator ...`) writes `eval.jsonl`.
 
 Groups that teach each other train on a part of the images each, and write to
-`group-0`, `group-1`, ... in `--output_dir`; their flags stand in
-`codistillation_flags.py`:
+`group-0`, `group-1`, ... in `--output_dir`:
 
     tfdist launch --num_groups=2 --num_ps=0 --num_workers=1 \
         examples/train_image_classifier.py -- --codistill
@@ -75,14 +74,14 @@ flags.DEFINE_string(
 flags.DEFINE_float(
     "evaluation_seconds",
     10.0,
-    "From one evaluation of an evaluator to the next.",
+    "Seconds between two evaluations by the evaluator.",
     lower_bound=0.0,
 )
 flags.DEFINE_integer(
     "seed",
     1,
-    "Of weights, dropout and the order of images; with --codistill that of "
-    "group 0, where group 1 has the next one, and so on.",
+    "Seed of weights, dropout and the order of images. With --codistill, "
+    "group k uses seed + k.",
 )
 flags.DEFINE_bool(
     "codistill",

@@ -22,7 +22,7 @@ RIGHT = {
 }
 REFUSED = {
     "a_reduction_of_the_users_own": ["NotImplementedError", "`all_reduce`"],
-    "an_optimizers_step_outside_of_a_step": ["RuntimeError", "strategy.run"],
+    "an_optimizers_step_outside_of_a_step": ["ProgramError", "strategy.run"],
     "other_models": ["ModelMismatchError", "task:1", "number 0", "kernel"],
     "other_optimizers": ["ValueError", "task:1", "nesterov"],
     "weights_set_on_one_worker_of_a_loop": [

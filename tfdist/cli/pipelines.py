@@ -65,8 +65,8 @@ def define_flags(values: flags.FlagValues, many: bool) -> None:
     define.integer(
         "batches",
         10 if many else 1,
-        "Batches that follow each other; what asynchronous schedules are "
-        "good for shows with several.",
+        "Number of consecutive batches. Use several to see the benefit of "
+        "asynchronous schedules.",
     )
     define.list(
         "transfer_ms",
@@ -95,8 +95,8 @@ def define_flags(values: flags.FlagValues, many: bool) -> None:
     define.list(
         "boundary_mb",
         None,
-        "The same of the inputs of each stage; with --recompute these alone "
-        "are kept.",
+        "Megabytes of each stage's input per micro-batch. With --recompute, "
+        "only these are kept.",
     )
 
 

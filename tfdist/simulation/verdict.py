@@ -162,9 +162,10 @@ def _recommendation(case):
     )
     if fastest is not chosen:
         text += (
-            f" The fastest is {fastest.method} with {fastest.num_workers}, "
-            f"{fastest.speed_up:.1f} times; its gradients are late by "
-            f"{fastest.staleness_mean:.1f} updates on average, here by "
+            f" The fastest is {fastest.method} with {_workers(fastest)} "
+            f"({fastest.speed_up:.1f} times). Its gradients are "
+            f"{fastest.staleness_mean:.1f} updates late on average; those of "
+            f"{chosen.method} with {_workers(chosen)} are "
             f"{chosen.staleness_mean:.1f}."
         )
     return text
@@ -192,8 +193,8 @@ def _reason(case):
         for name in sorted(parts, key=parts.get, reverse=True)
     )
     return (
-        f"It is bound by {row.bound}. For each gradient of a worker these are "
-        f"busy: {listed}. A step sends {_bytes(push)} and gets {_bytes(pull)}."
+        f"It is bound by {row.bound}. Time per gradient: {listed}. A step "
+        f"sends {_bytes(push)} and gets {_bytes(pull)}."
     )
 
 
@@ -219,21 +220,21 @@ def _changes(case):
             f"workers alone would make it {case.min_speed_up:g} times."
         )
     words = {
-        "batch_size": "a batch of {:,} on each worker (if computing takes as "
-        "many times as long; accuracy may suffer)",
+        "batch_size": "a batch of {:,} per worker (if computing takes longer "
+        "in proportion; accuracy may suffer)",
         "bandwidth_gbps": "links of {:g} Gbit/s",
         "num_servers": "{} servers",
         "num_workers": "{} workers",
     }
     listed = "; ".join(
-        f"{words[r.change].format(r.value)}: {r.prediction.speed_up:.1f} times"
+        f"{words[r.change].format(r.value)}, to {r.prediction.speed_up:.1f}"
         for r in case.remedies
     )
     row = case.chosen or case.largest
-    goal = "What would help" if case.chosen else "What would change that"
+    goal = "" if case.chosen else " enough"
     return (
-        f"{goal}, each by itself, with {row.method} and "
-        f"{_workers(row)}: {listed}."
+        f"With {row.method} and {_workers(row)}, each of these alone would "
+        f"raise the speed-up{goal}: {listed}."
     )
 
 
