@@ -209,6 +209,8 @@ def test_what_is_left_out_is_what_would_have_come_first(kind, left_out):
 def test_an_epoch_has_one_order_wherever_a_worker_begins(kind):
     whole = _epochs(kind, (0, 0), 5)
     assert whole[2:] == _epochs(kind, (0, 0), 5, initial_epoch=2)
+    # A callback says it when the model is built.
+    assert whole[2:] == _epochs(kind, (0, 0), 5, [_Resumes(2)])
     # The others are in an epoch after its first one, or before that.
     for there in (3, 1):
         left_out, callback = (there - 2, 1), _Resumes(there)

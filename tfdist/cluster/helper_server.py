@@ -13,6 +13,7 @@ from tfdist.cluster import member_table
 from tfdist.cluster import preemption
 from tfdist.cluster import server_discovery
 from tfdist.cluster import termination
+from tfdist.cluster import versions
 
 _POLL_SECONDS = 0.25
 _READ_SECONDS = 2.0
@@ -51,7 +52,9 @@ def serve(config, timeout, look_up=None):
             return 0
         address = servers.config.ps_addresses[0]
         try:
-            rows = member_reader.read(address, _READ_SECONDS)
+            rows = member_reader.read(
+                address, _READ_SECONDS, versions.checksum(servers.config)
+            )
             answered = now
             if says is None and _is_over(config, rows, now - began, timeout):
                 time.sleep(_FAREWELL_SECONDS)

@@ -11,12 +11,13 @@ class ReadError(Exception):
     """There is no table to read; the message says why."""
 
 
-def read(address, timeout):
+def read(address, timeout, checksum=None):
     """Reads the table of the first server of a cluster; changes nothing.
 
     Args:
       address: Its `host:port`.
       timeout: Seconds.
+      checksum: `versions.checksum` of the cluster; None for any cluster.
 
     Returns:
       A list of `Member`: all workers and evaluators.
@@ -50,7 +51,10 @@ def read(address, timeout):
             f"is it the first one? {type(error).__name__}: "
             f"{sessions.reason(error)}"
         ) from error
-    names = versions.parse(text).get("members", ())
+    told = versions.parse(text)
+    if checksum not in (None, told.get("workers")):
+        raise ReadError("it is one of another cluster")
+    names = told.get("members", ())
     try:
         return member_table.parse(names, rows, now)
     except ValueError as error:

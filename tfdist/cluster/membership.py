@@ -266,7 +266,7 @@ class Membership:
     def was_abandoned(self):
         """Whether an exception has ended the last `fit`, as far as is known.
 
-        Not if this worker has come to the meeting point since.
+        Not if this worker has waited for the others since.
         """
         self.fits.close_if_over()
         return self.fits.is_abandoned
@@ -409,6 +409,7 @@ class Membership:
           How many times it has.
         """
         self._barriers += 1
+        self._goes_on()
         return self._barriers
 
     def arrive(self):
@@ -418,10 +419,13 @@ class Membership:
           How many times it has.
         """
         self._arrivals += 1
-        # Whatever has ended its last `fit`, its script has gone on.
+        self._goes_on()
+        return self._arrivals
+
+    def _goes_on(self):
+        """Whatever has ended the last `fit`, the script has gone on."""
         self.fits.close_if_over()
         self.fits.is_abandoned = False
-        return self._arrivals
 
     def tell(self):
         """Writes this worker's row in the first server's table at once."""

@@ -111,7 +111,7 @@ class ServerClient:
                         f"The server at {self.address} was started again, and "
                         "this process has not connected to it yet.",
                     )
-                self._check_cluster(life)
+                self._check_cluster(life, deadline)
             if self.life is None:
                 # Not what the main thread has said in the meantime.
                 self.life = life
@@ -120,11 +120,12 @@ class ServerClient:
             raise
         return session, life
 
-    def _check_cluster(self, life):
+    def _check_cluster(self, life, deadline):
         """Refuses a server of another cluster that has got the address."""
         if self._cluster is None or life == self._next_life:
             return
-        told = versions.told_by(self.address, self.task, SECONDS)
+        seconds = deadline.milliseconds() / 1000
+        told = versions.told_by(self.address, self.task, seconds)
         if told is None or told.get("workers") != self._cluster:
             raise tf.errors.UnavailableError(
                 None,

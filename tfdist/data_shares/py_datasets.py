@@ -71,10 +71,15 @@ def leave_out(adapter, epochs, known=0):
     for _ in range(epochs - known):
         batches.on_epoch_begin()
         batches.on_epoch_end()
-    if adapter in _orders:
+    if adapter not in _orders:
+        return
+    if not isinstance(batches, _Reordered):
         _orders[adapter].leave_out(epochs)
-        if isinstance(batches, _Reordered):
-            batches.draw()
+    elif epochs < known:
+        # Else it has drawn above, from where the building of the model has
+        # left it, as on the other workers.
+        _orders[adapter].leave_out(epochs)
+        batches.draw()
 
 
 def checksum(adapter):

@@ -97,9 +97,12 @@ def distribute(
                 num_steps = steps_per_epoch * epochs
         is_fit = call is not None
         call = call if is_fit else next(_loops)
-        if is_fit and frame is not None and config.num_workers > 1:
-            # All workers number the orders alike, wherever each begins.
+        if is_fit and frame is not None and not steps_per_epoch:
+            # All workers number the orders alike, wherever each begins. With
+            # `steps_per_epoch` an order may last for several epochs.
             first = private_keras_calls.initial_epoch_of(frame)
+        if config.num_workers == 1:
+            first = 0
         size = _size(adapter, *((1, 0) if is_whole else _shares(config)))
         shared = _share_out(
             dataset, config, adapter, call, first, steps_per_epoch, compare
@@ -112,9 +115,9 @@ def distribute(
                 and not private_keras_data.adapts_generator(adapter),
             )
             py_datasets.leave_out(adapter, epochs)
-            left_out = first + epochs, batches_out
+            left_out = max(0, first + epochs), batches_out
             if config.num_workers > 1:
-                passed = _Passed(adapter, frame, epochs)
+                passed = _Passed(adapter, frame, first, epochs)
     if adapter is None:
         return shared
     model = private_keras_calls.model_of(frame)
@@ -133,16 +136,17 @@ def distribute(
 
 
 class _Passed:
-    """The number of the epoch with which a call of `fit` begins.
+    """The number of the order with which a call of `fit` goes on.
 
     Args:
       adapter: The Keras `DataAdapter`.
       frame: Of `fit`.
+      order: Number of the order with which the call begins.
       known: Number of epochs left out that was known when it asked for data.
     """
 
-    def __init__(self, adapter, frame, known):
-        self._adapter = adapter
+    def __init__(self, adapter, frame, order, known):
+        self._adapter, self._order = adapter, order
         self._model = private_keras_calls.model_of(frame)
         self._first = private_keras_calls.initial_epoch_of(frame)
         self._known = known
@@ -150,11 +154,11 @@ class _Passed:
     def __call__(self):
         epoch = private_keras.epoch_set_on(self._model)
         if epoch is None or private_keras_data.adapts_generator(self._adapter):
-            return self._first + self._known
+            return self._order + self._known
         passed = max(self._known, epoch - self._first)
         py_datasets.leave_out(self._adapter, passed, self._known)
         self._known = passed
-        return self._first + passed
+        return self._order + passed
 
 
 def _shares(config):

@@ -6,6 +6,7 @@ from absl import logging
 
 from tfdist import private_keras_calls
 from tfdist.data_shares import portion_queue
+from tfdist.program_error import ProgramError
 
 # Epochs of one call of `fit`: its number and the epoch's make one number.
 _MAX_EPOCHS = 2**32
@@ -219,14 +220,14 @@ class QueuedEpoch:
         """Refuses servers that would leave out what they have not applied.
 
         Raises:
-          RuntimeError: Their snapshots are of a later epoch, or of this one
+          ProgramError: Their snapshots are of a later epoch, or of this one
             with other portions.
         """
         latest, cut = self._queued_work.progress.latest()
         queue = self._queued_work.queue()
         is_new = queue is None or queue.epoch < self._number
         if latest == self._number and cut != self._cut and is_new:
-            raise RuntimeError(
+            raise ProgramError(
                 'With work="queue", parameter servers that begin with '
                 "snapshots must go on with the same portions. They have others "
                 f"of call {self._call}, epoch {self._epoch + 1}. Use the same "
@@ -237,7 +238,7 @@ class QueuedEpoch:
             )
         is_behind = queue is not None and queue.epoch > self._number
         if latest > self._number and not is_behind:
-            raise RuntimeError(
+            raise ProgramError(
                 'With work="queue", parameter servers that begin with '
                 "snapshots must go on with the same epoch. They have call "
                 f"{latest // _MAX_EPOCHS} of `fit`, epoch "
