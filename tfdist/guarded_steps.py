@@ -1,6 +1,7 @@
 """Training steps of Keras's `fit` that go through a function of ours."""
 
 import functools
+import itertools
 import types
 
 from tfdist import dynamic_subclasses
@@ -21,14 +22,22 @@ class GuardedFunction:
     def __call__(self, *args):
         if not (args and isinstance(args[0], types.GeneratorType)):
             return self._call(self.function, *args)
-        # Of `train_on_batch`: a call that fails has used it up.
-        batches = list(args[0])
+        # Of `train_on_batch`: a call that is made again has its batch again.
+        taken = []
+        rest = _noted(args[0], taken)
 
         @functools.wraps(self.function)
-        def function(batches):
-            return self.function(iter(batches))
+        def function():
+            return self.function(itertools.chain(tuple(taken), rest))
 
-        return self._call(function, batches)
+        return self._call(function)
+
+
+def _noted(batches, taken):
+    """Yields batches; adds each to the list `taken`."""
+    for batch in batches:
+        taken.append(batch)
+        yield batch
 
 
 class GuardedTraining:

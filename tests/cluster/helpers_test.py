@@ -120,7 +120,7 @@ def serve(monkeypatch, clock):
         reads, asked = itertools.count(), []
         received = []
 
-        def read(address, timeout):
+        def read(address, timeout, checksum):
             assert timeout == 2.0
             asked.append(address)
             received.append(next(reads) == sigterm_after)

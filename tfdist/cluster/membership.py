@@ -388,10 +388,15 @@ class Membership:
                 left = max(0.0, end - time.monotonic())
                 self._threads[server].join(timeout=left)
 
-    @property
-    def arrivals(self):
-        """Number of times that this worker has come to an end of training."""
-        return self._arrivals
+    def is_awaited_by(self, member):
+        """Whether another worker has come to where it waits for this one.
+
+        Args:
+          member: The `Member` of the other one.
+        """
+        return (
+            member.arrivals > self._arrivals or member.barriers > self._barriers
+        )
 
     def count_along(self, member):
         """Takes it that this worker has come to all places of another one.

@@ -38,7 +38,7 @@ class TrainingMixin:
             if config.num_ps
             else reports.OwnReports(config)
         )
-        # Training steps, and calls of `fit`, at the last `barrier`.
+        # Training steps, and calls of `fit`, at the last end of training.
         self._settled_at = (0, 0)
 
     def updates_applied(self) -> list[int]:
@@ -285,7 +285,9 @@ class TrainingMixin:
             )
             if ends:
                 self._runtime.coordination.come_back()
-        self.pull()
+        # Not the first values, before `fit`: a checkpoint may have others.
+        if ends or self._runtime.committed:
+            self.pull()
 
     def await_end_of_training(self) -> None:
         """Waits until all workers have ended the training that this one has.

@@ -51,6 +51,7 @@ def turns(worker, rows, former, initial_workers=3):
         read=lambda: rows,
         former=former,
         arrivals=0,
+        is_awaited_by=lambda member: member.arrivals > membership.arrivals,
         count_along=lambda member: setattr(
             membership, "arrivals", member.arrivals
         ),

@@ -55,6 +55,7 @@ class Worker:
             read=self._read,
             tell=lambda: None,
             arrivals=arrivals,
+            is_awaited_by=lambda member: member.arrivals > membership.arrivals,
             former=None,
             find_former=lambda: None,
             on_beat=[],

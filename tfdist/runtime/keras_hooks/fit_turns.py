@@ -63,7 +63,7 @@ class FitTurns:
         # The furthest that the chief has been seen at: less is another life.
         self._furthest = 0
         # Whether calls here have other numbers than in the script; and whether
-        # this worker's times in `barrier` have been made the others'.
+        # this worker's ends of training are counted as the others'.
         self._has_jumped = self._counts_along = False
 
     def chief_was_seen_at(self, reached):
@@ -223,7 +223,7 @@ class FitTurns:
         )
 
     def chief_has_ended(self, number):
-        """Whether the chief waits in `barrier`, and has not begun a call.
+        """Whether the chief waits for others, and has not begun a call.
 
         Args:
           number: The call's number.
@@ -234,11 +234,11 @@ class FitTurns:
         ) and chief.word.reached < fit_progress.begun(number)
 
     def _is_awaited_by(self, chief):
-        """Whether the chief waits for this worker in `barrier`."""
-        # Of a process that has passed calls, times there do not compare yet:
-        # their callbacks have not been there.
+        """Whether the chief waits for this worker, between calls of `fit`."""
+        # Of a process that has passed calls, counts do not compare yet: their
+        # callbacks have not been there.
         compare = self._counts_along or self._has_jumped or self._is_expected()
-        return compare and chief.arrivals > self._membership.arrivals
+        return compare and self._membership.is_awaited_by(chief)
 
     def _counts(self, member):
         """Whether a worker trains, or has trained to the end."""
@@ -340,7 +340,7 @@ class FitTurns:
                 if worker != self._worker
                 and expected.includes(worker, member, self._worker_timeout)
                 and member.word.reached < reached
-                and member.arrivals <= self._membership.arrivals
+                and not self._membership.is_awaited_by(member)
             ]
             return not late
 
