@@ -10,6 +10,7 @@ import time
 import pytest
 
 from tests.multi_process import queue_tasks
+from tests.waits import wait_until
 
 ONCE = [[1.0] * queue_tasks.EXAMPLES]
 WORKER = "/job:worker/task:"
@@ -208,6 +209,12 @@ def test_a_worker_that_was_taken_for_dead_counts_nothing_twice(cluster):
         assert worker.report()["updates"] == [queue_tasks.BATCHES] * 2
 
 
+def _age_of_newest(directory):
+    """Seconds since a server wrote its newest snapshot; 0 without any."""
+    made = [path.stat().st_mtime for path in directory.glob("[0-9]*")]
+    return time.time() - max(made, default=time.time())
+
+
 @pytest.mark.nightly
 def test_all_die_and_go_on_with_the_epoch_in_which_they_were(cluster, tmp_path):
     made = cluster(num_workers=2)
@@ -232,7 +239,10 @@ def test_all_die_and_go_on_with_the_epoch_in_which_they_were(cluster, tmp_path):
     ]
     dying[0].wait_for_steps(40)
     dying[1].wait_for_steps(36)
-    time.sleep(3.0)  # Of ten snapshots.
+    wait_until(
+        lambda: _age_of_newest(tmp_path / "ps-0-of-1") > 3.0,
+        "the snapshot with all updates is there",
+    )
     for task in (*dying, servers):
         task.kill()
     serve()
