@@ -24,12 +24,13 @@ class Quadratic(virtual_training.NumPyModel):
         self.rate, self.own_rate = RATE, OWN_RATE
         self.is_adagrad = is_adagrad
         self.scales = []
+        self.model = types.SimpleNamespace(non_trainable_variables=[])
 
     def gradients(self, jobs):
         return [(weights - TARGET, state, 0.0) for weights, state, _ in jobs]
 
     def codec_runs(self, codec):
-        return types.SimpleNamespace(first=dict)
+        return types.SimpleNamespace(first=lambda worker: {})
 
 
 def train(n_fetch, n_push, is_adagrad, num_workers=1):

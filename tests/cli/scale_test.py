@@ -18,13 +18,14 @@ from tfdist.cli import usage
 
 
 @pytest.fixture(autouse=True)
-def own_directory(monkeypatch, tmp_path):
+def own_directory(monkeypatch):
     """No launcher but that of the test is found."""
-    directory = tmp_path / "runtime"
-    directory.mkdir()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(directory))
-    monkeypatch.setenv("TMPDIR", str(directory))
-    monkeypatch.setattr(tempfile, "tempdir", str(directory))
+    # Not pytest's: the path of a socket has at most 107 characters.
+    with tempfile.TemporaryDirectory() as directory:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
+        monkeypatch.setenv("TMPDIR", directory)
+        monkeypatch.setattr(tempfile, "tempdir", directory)
+        yield
 
 
 def test_a_launcher_is_found_whatever_started_it(monkeypatch):
