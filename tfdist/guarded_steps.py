@@ -27,10 +27,10 @@ class GuardedFunction:
         rest = _noted(args[0], taken)
 
         @functools.wraps(self.function)
-        def function():
-            return self.function(itertools.chain(tuple(taken), rest))
+        def function(batches):
+            return self.function(itertools.chain(tuple(taken), batches))
 
-        return self._call(function)
+        return self._call(function, rest)
 
 
 def _noted(batches, taken):

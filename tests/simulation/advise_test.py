@@ -127,7 +127,7 @@ def test_servers_that_bind_are_named_and_more_of_them_help():
     # for a push and a pull, whose beginnings differ.
     assert servers.value == 2
     assert servers.prediction.speed_up > 1.25 * 2
-    assert any("2 servers: " in text for text in advice.verdict)
+    assert any("2 servers, to " in text for text in advice.verdict)
 
 
 def test_the_links_of_workers_bind_where_servers_are_many():
