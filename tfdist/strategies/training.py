@@ -285,6 +285,8 @@ class TrainingMixin:
             )
             if ends:
                 self._runtime.coordination.come_back()
+        elif not ends:
+            return
         # Not the first values, before `fit`: a checkpoint may have others.
         if ends or self._runtime.committed:
             self.pull()
