@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdist import dynamic_subclasses
 from tfdist import private_tensorflow
+from tfdist.program_error import ProgramError
 
 
 def require(owner, *names):
@@ -25,11 +26,11 @@ def require(owner, *names):
       *names: Of its attributes.
 
     Raises:
-      RuntimeError: It lacks one; the message names it.
+      ProgramError: It lacks one; the message names it.
     """
     for name in names:
         if not hasattr(owner, name):
-            raise RuntimeError(
+            raise ProgramError(
                 f"tfdist does not support Keras {keras.version()}: "
                 f"{type(owner).__name__} has no attribute `{name}`. Install a "
                 "version of Keras that tfdist's setup.py allows."

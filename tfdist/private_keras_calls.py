@@ -23,6 +23,7 @@ from typing import NamedTuple
 import keras
 
 from tfdist import private_tensorflow
+from tfdist.program_error import ProgramError
 
 _VERSION = tuple(map(int, keras.version().split(".")[:2]))
 # As in setup.py: in older ones a metric is not known from what workers share,
@@ -72,10 +73,10 @@ def check():
     """Refuses a Keras that is too old, or lacks a name that is read here.
 
     Raises:
-      RuntimeError: It is; or it lacks one, which the message names.
+      ProgramError: It is; or it lacks one, which the message names.
     """
     if _VERSION < _OLDEST:
-        raise RuntimeError(
+        raise ProgramError(
             f"tfdist needs Keras {_OLDEST[0]}.{_OLDEST[1]} or newer: with "
             "older versions, metrics and positions in the data would be wrong "
             f"without an error. Received: Keras {keras.version()}"

@@ -17,6 +17,7 @@ from tfdist import private_keras_calls
 from tfdist.all_reduce import tail as tail_lib
 from tfdist.all_reduce.consistency import DifferentValuesError
 from tfdist.all_reduce.consistency import Moment
+from tfdist.program_error import ProgramError
 
 
 class FitCalls:
@@ -156,7 +157,7 @@ class Fit:
     def begin(self):
         """Called before the first step: all begin with the chief's values."""
         if not isinstance(self._callbacks, keras.callbacks.CallbackList):
-            raise RuntimeError(
+            raise ProgramError(
                 "Argument `callbacks` of `fit` must become a Keras "
                 "CallbackList, by which workers without servers end epochs. "
                 f"Received: {self._callbacks!r}"

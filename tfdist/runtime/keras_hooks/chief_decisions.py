@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfdist import private_keras_calls
 from tfdist.cluster import fit_progress
+from tfdist.program_error import ProgramError
 from tfdist.runtime.exchange.pull_response import assign
 from tfdist.runtime.keras_hooks import fit_call
 from tfdist.runtime.keras_hooks import fit_callbacks
@@ -342,7 +343,7 @@ class ChiefDecisions:
         self.position.begin_loop(fit.frame)
         fit.frame = None
         if not isinstance(listed, keras.callbacks.CallbackList):
-            raise RuntimeError(
+            raise ProgramError(
                 "Keras's `fit` has no CallbackList to follow the chief with. "
                 'Use decisions="each".'
             )

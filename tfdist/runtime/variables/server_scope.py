@@ -5,6 +5,7 @@ import contextlib
 import tensorflow as tf
 
 from tfdist import private_tensorflow
+from tfdist.program_error import ProgramError
 from tfdist.runtime.variables import row_scope
 from tfdist.runtime.variables.variables import active
 
@@ -133,13 +134,13 @@ class ServerScope:
         """The `Piece` of a split variable that is meant here.
 
         Raises:
-          RuntimeError: If none is, or it is not on this server.
+          ProgramError: If none is, or it is not on this server.
         """
         if self.piece_number is not None:
             piece = variable.pieces[self.piece_number]
             if piece.shard == self.shard:
                 return piece
-        raise RuntimeError(
+        raise ProgramError(
             f"{variable.name!r} is split over servers by variable_partitioner, "
             "and an update of another variable uses it."
         )

@@ -7,6 +7,7 @@ import tensorflow as tf
 from tfdist import own_random_numbers
 from tfdist import variable_names
 from tfdist.cluster import manifests
+from tfdist.program_error import ProgramError
 from tfdist.runtime.variables import dynamic_table
 from tfdist.runtime.variables import look_up
 from tfdist.runtime.variables import partitions as partitions_lib
@@ -305,7 +306,7 @@ class ParameterStore(resources.Resources):
         rule touches it.
 
         Raises:
-          RuntimeError: If its newest value is on another server.
+          ProgramError: If its newest value is on another server.
         """
         if variable.shard == shard or variable.role is Role.ITERATIONS:
             return
@@ -315,7 +316,7 @@ class ParameterStore(resources.Resources):
             if not variable.assigned_by_workers:
                 variable.shard = shard
                 return
-        raise RuntimeError(
+        raise ProgramError(
             f"The update of a variable on {self.devices[shard]} uses "
             f"{variable.name!r}, whose primary is on "
             f"{self.devices[variable.shard]}."
