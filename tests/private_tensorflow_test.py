@@ -10,6 +10,7 @@ import re
 
 import pytest
 import tensorflow as tf
+from tensorflow.python.client import pywrap_tf_session
 from tensorflow.python.eager import context
 
 from tests import private_names
@@ -368,6 +369,18 @@ def test_connections_can_be_made_and_ended(name):
     known = inspect.signature(getattr(context.context(), method)).parameters
     assert set(arguments) <= set(known)
     assert callable(context.get_server_def)
+
+
+def test_a_session_can_be_let_go_of_without_a_call(monkeypatch):
+    closed = []
+    monkeypatch.setattr(pywrap_tf_session, "TF_CloseSession", closed.append)
+    tf.compat.v1.Session(graph=tf.Graph()).close()
+    assert len(closed) == 1
+    session = tf.compat.v1.Session(graph=tf.Graph())
+    private_tensorflow.abandon(session)
+    session.close()
+    session.__del__()
+    assert len(closed) == 1
 
 
 def test_a_hidden_variable_is_not_asked_for_by_anybody():

@@ -336,6 +336,16 @@ def _connect(definition):
     )
 
 
+def abandon(session):
+    """Lets go of a `tf.compat.v1.Session` without asking its server.
+
+    In public, closing a session calls the server, and forgetting one closes it
+    in whatever thread does so; where the server is gone, that takes as long as
+    the session's first operation may.
+    """
+    session._closed = True
+
+
 def check_peer(task, seconds):
     """Asks another process of the collectives whether it is there.
 

@@ -8,7 +8,6 @@ in sessions (`tfdist.cluster.sessions`), which reach the same resources by their
 names, need nothing of that runtime, and give up when their time is over.
 """
 
-import contextlib
 import threading
 import weakref
 
@@ -20,8 +19,6 @@ from tfdist.cluster import versions
 # Seconds for a call. One that waits longer fails, and whoever calls tries
 # again: heartbeats with the next beat, the main thread by its recovery.
 SECONDS = 20.0
-# For a connection to where a server was before it moved.
-_LISTENS_SECONDS = 2.0
 # After these a server still has the session, if it is in the same life.
 _LASTING = (
     tf.errors.DeadlineExceededError,
@@ -93,13 +90,14 @@ class ServerClient:
         Raises:
           tf.errors.OpError: It is not there, or in another life.
         """
+        address = self.address
         try:
             session = sessions.open_session(
-                self.address, "ps", self.task, graph, deadline
+                address, "ps", self.task, graph, deadline
             )
         except OSError as error:
             raise tf.errors.UnavailableError(
-                None, None, f"Nobody listens at {self.address}: {error}"
+                None, None, f"Nobody listens at {address}: {error}"
             ) from error
         try:
             life = self._life_of(session)
@@ -116,7 +114,7 @@ class ServerClient:
                 # Not what the main thread has said in the meantime.
                 self.life = life
         except BaseException:
-            _close(session)
+            sessions.close(session, address)
             raise
         return session, life
 
@@ -227,7 +225,7 @@ class ServerFunction:
             if moved and self._session is not None:
                 # The process ends after it: a daemon would be torn from it.
                 threading.Thread(
-                    target=_close_where_it_was,
+                    target=sessions.close,
                     args=(self._session, self._address),
                 ).start()
                 self._session = None
@@ -242,20 +240,5 @@ class ServerFunction:
         with self._opening:
             if session is None or self._session is not session:
                 return
-            self._session = None
-        _close(session)
-
-
-def _close_where_it_was(session, address):
-    """Closes a session with a server that has moved, if it is still there.
-
-    Where nobody answers, closing would take `SECONDS`, and the end of this
-    process would wait for it.
-    """
-    if sessions.listens(address, _LISTENS_SECONDS):
-        _close(session)
-
-
-def _close(session):
-    with contextlib.suppress(tf.errors.OpError):
-        session.close()
+            self._session, address = None, self._address
+        sessions.close(session, address)

@@ -7,10 +7,16 @@ milliseconds, and when it is closed it leaves nothing on the server. Whoever is
 killed does not close his (`end_all`).
 """
 
+import contextlib
 import socket
 import time
 
 import tensorflow as tf
+
+from tfdist import private_tensorflow
+
+# For a connection to who may be gone.
+_LISTENS_SECONDS = 2.0
 
 
 class Deadline:
@@ -75,6 +81,23 @@ def run(session, fetches, deadline, feeds=None):
     """
     options = tf.compat.v1.RunOptions(timeout_in_ms=deadline.milliseconds())
     return session.run(fetches, feeds, options=options)
+
+
+def close(session, address):
+    """Closes a session whose server may be gone.
+
+    TensorFlow would ask a server that is gone again and again, for as long as
+    the deadline of the session was at first.
+
+    Args:
+      session: From `open_session`.
+      address: With which it was opened.
+    """
+    if not listens(address, _LISTENS_SECONDS):
+        private_tensorflow.abandon(session)
+        return
+    with contextlib.suppress(tf.errors.OpError):
+        session.close()
 
 
 def end_all(address):

@@ -218,5 +218,4 @@ class BoardReader:
         """Ends the session."""
         session, self._session = self._session, None
         if session is not None:
-            with contextlib.suppress(tf.errors.OpError):
-                session.close()
+            sessions.close(session, self._place[0])

@@ -1,6 +1,5 @@
 """The thread that sends updates to one other worker."""
 
-import contextlib
 import itertools
 import threading
 import time
@@ -309,5 +308,4 @@ class PeerSender:
         session, self._session = self._session, None
         self._calls.clear()
         if session is not None:
-            with contextlib.suppress(tf.errors.OpError):
-                session.close()
+            sessions.close(session, self._roster.places[self.worker][0])
