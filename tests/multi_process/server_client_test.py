@@ -96,7 +96,7 @@ def test_a_server_in_another_life_is_not_called_before_it_is_known(
     # Nobody waits for the end of what was open where the server is no more.
     goes_on, waited = threading.Event(), []
     monkeypatch.setattr(
-        server_client, "_close", lambda session: waited.append(goes_on.wait(60))
+        sessions, "close", lambda *args: waited.append(goes_on.wait(60))
     )
     client.reconnected("localhost:1")
     with pytest.raises(tf.errors.UnavailableError, match="localhost:1"):
