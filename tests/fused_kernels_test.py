@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import nightly
 from tests.strategies import optimizer_cases
 from tests.strategies.optimizers_test import assert_same
 import tfdist
@@ -198,11 +197,11 @@ STRATEGIES = {
     "async": tfdist.AsyncStrategy,
     "local": lambda: tfdist.ParameterServerStrategy(local_steps=1),
 }
-# Of `optimizer_cases`: clipping, decay, averages and accumulation, too.
-SOME = [("async", "accumulation and all")]
-# Rules without a kernel are those of `tests.strategies.optimizers_test` and
+# Of `optimizer_cases`: clipping, decay, averages and accumulation, too. Rules
+# without a kernel are those of `tests.strategies.optimizers_test` and
 # `tests.all_reduce.optimizer_table`, and formulas those of the tests above.
-OTHERS = [
+TRAINED = [
+    ("async", "accumulation and all"),
     ("local", "SGD nesterov"),
     ("async", "Adam amsgrad"),
     ("async", "RMSprop centered"),
@@ -217,7 +216,8 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize(("strategy", "name"), nightly.also(SOME, OTHERS))
+@pytest.mark.nightly
+@pytest.mark.parametrize(("strategy", "name"), TRAINED)
 def test_strategies_train_by_kernels_as_without(of_all_sizes, strategy, name):
     # Without servers gradients of rows are made dense; Keras squares each row
     # of a batch by itself, also where two are of one word.

@@ -7,6 +7,7 @@ import keras
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 from tests.one_layer import X
 from tests.one_layer import Y
 from tests.one_layer import model
@@ -61,6 +62,7 @@ def test_steps_per_epoch_are_no_more_than_keras_s_maximum(
     assert [steps(one.call) for one in requests] == [2, 1, 2]
 
 
+@pytest.mark.nightly
 def test_a_layer_with_a_fit_of_keras_s_is_known_as_a_model(strategy, requests):
     trainer = next(one for one in keras.Model.__mro__ if "fit" in vars(one))
 
@@ -110,7 +112,9 @@ class OwnLoop(keras.Sequential):
 
 @pytest.mark.parametrize(
     "make, expected",
-    [(OwnFit, ["train", "validate", "evaluate"]), (OwnLoop, ["evaluate"])],
+    nightly.also(
+        [(OwnFit, ["train", "validate", "evaluate"])], [(OwnLoop, ["evaluate"])]
+    ),
 )
 def test_an_evaluation_in_a_fit_of_the_user_s_is_none_within_keras_s(
     make, expected, strategy, requests

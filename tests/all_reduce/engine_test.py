@@ -3,6 +3,7 @@
 import gc
 
 import keras
+import pytest
 import tensorflow as tf
 
 from tests.all_reduce import programs
@@ -11,6 +12,7 @@ from tfdist.all_reduce import lane
 from tfdist.all_reduce import tail
 
 
+@pytest.mark.nightly
 def test_nobody_follows_one_of_two_optimizers_where_the_other_is_freed(
     monkeypatch,
 ):

@@ -234,6 +234,7 @@ def test_elastic_averaging_with_momentum():
         assert_close(run.weights(k), centres[k])
 
 
+@pytest.mark.nightly
 def test_own_weights_follow_what_the_chief_sets():
     """Else their elastic force would pull the centre back."""
     run = VirtualWorkers(WORKERS, ElasticAveraging(1, alpha=0.25))
@@ -278,6 +279,7 @@ def test_downpour(n_fetch, n_push):
     assert run.runtimes[0].updates_applied() == [oracle.pushes]
 
 
+@pytest.mark.nightly
 def test_model_that_is_built_within_a_period_begins_with_the_chiefs_values():
     cluster = VirtualWorkers(WORKERS, ParameterAveraging(4), build=linear(sgd))
     for k, batch in zip(BEGIN, batches(BEGIN), strict=True):
@@ -298,6 +300,7 @@ def test_model_that_is_built_within_a_period_begins_with_the_chiefs_values():
         np.testing.assert_array_equal(made.read_value(), first)
 
 
+@pytest.mark.nightly
 def test_a_model_that_is_built_within_a_period_is_compensated():
     """No pull has given its values: those of the period would be lost."""
     made = correction.DelayCompensation(0.3, None, backups="server")

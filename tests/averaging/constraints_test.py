@@ -29,6 +29,7 @@ CASES = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", CASES)
 def test_parameters_meet_constraints_after_an_exchange(name):
     make, data, wanted = CASES[name]

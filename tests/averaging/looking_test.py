@@ -182,6 +182,7 @@ class Masks(keras.layers.Layer):
         return x * self.scale
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("run_eagerly", [False, True])
 def test_what_an_evaluation_assigns_is_put_back(run_eagerly):
     with tfdist.ParameterAveragingStrategy(period=2).scope():

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import nightly
 from tests.strategies.twins import assert_same
 import tfdist
 from tfdist.averaging import ParameterAveraging
@@ -164,9 +163,8 @@ STRATEGIES = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", nightly.also([AVERAGED], [n for n in STRATEGIES if n != AVERAGED])
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", STRATEGIES)
 def test_strategies(name):
     """Constraints are of own weights, at each step."""
     strategy = STRATEGIES[name]()

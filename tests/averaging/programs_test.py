@@ -112,6 +112,7 @@ class Counting(keras.Model):
         return logs
 
 
+@pytest.mark.nightly
 def test_state_that_is_assigned_after_the_optimizers_step():
     strategy = tfdist.ParameterServerStrategy(local_steps=4)
     with strategy.scope():
@@ -122,6 +123,7 @@ def test_state_that_is_assigned_after_the_optimizers_step():
     np.testing.assert_array_equal(model.seen.numpy(), [6.0, 6.0])
 
 
+@pytest.mark.nightly
 def test_state_that_no_optimizers_step_assigns_is_refused():
     strategy = tfdist.ParameterServerStrategy(local_steps=4)
     with strategy.scope():
@@ -145,8 +147,8 @@ GRADIENTS = averaging.AccruedGradients(4, 4)
 @pytest.mark.parametrize(
     ("local_steps", "in_fit"),
     nightly.also(
-        [(GRADIENTS, True), (WEIGHTS, False)],
-        [(GRADIENTS, False), (WEIGHTS, True)],
+        [(GRADIENTS, True)],
+        [(WEIGHTS, False), (GRADIENTS, False), (WEIGHTS, True)],
     ),
 )
 def test_weights_that_are_set_at_the_end_stay(local_steps, in_fit):

@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import tfdist
@@ -9,6 +10,7 @@ import tfdist
 _FAR = 1000
 
 
+@pytest.mark.nightly
 def test_heartbeats_tell_of_local_steps():
     strategy = tfdist.ParameterAveragingStrategy(
         lambda step: tf.where(step == 1, 1, _FAR)

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests import nightly
 from tests.averaging.virtual_workers import VirtualWorkers
 from tests.averaging.virtual_workers import linear
 from tests.runtime.exchange import delay_test
@@ -265,7 +266,7 @@ def test_an_average_of_own_weights():
         _train(lambda: keras.optimizers.SGD(0.1, use_ema=True))
 
 
-@pytest.mark.parametrize("name", ["Ftrl", "ScheduleFreeAdamW"])
+@pytest.mark.parametrize("name", nightly.also(["Ftrl"], ["ScheduleFreeAdamW"]))
 def test_weights_that_are_computed_from_state_of_the_worker_s_own(name):
     """Each step would undo what the others have done."""
     with pytest.raises(
@@ -306,6 +307,7 @@ def test_weights_at_steps_that_are_not_taken():
         )
 
 
+@pytest.mark.nightly
 def test_steps_of_other_variables():
     strategy = tfdist.ParameterServerStrategy(local_steps=2)
     with strategy.scope():

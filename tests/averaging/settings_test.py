@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests import laws
+from tests import nightly
 from tests.averaging import oracles
 from tests.averaging.virtual_workers import VirtualWorkers
 from tests.averaging.virtual_workers import linear
@@ -121,7 +122,12 @@ def _outer(name):
     return kind(0.01, **weight_decay)
 
 
-@pytest.mark.parametrize("name", sorted(set(OUTER) - REFUSED))
+@pytest.mark.parametrize(
+    "name",
+    nightly.also(
+        ["Adam", "Lion"], sorted({*OUTER} - REFUSED - {"Adam", "Lion"})
+    ),
+)
 def test_an_outer_optimizer_does_what_keras_does_with_the_change(name):
     """With one local step, a change is the gradient times the rate."""
     rate = 0.5
@@ -215,6 +221,7 @@ def test_schedule_of_the_period():
     assert found == [1] * 8 + [2, 2] + [3] + [4]
 
 
+@pytest.mark.nightly
 def test_a_slow_worker_takes_fewer_steps():
     """As the speeds on the server say, which each exchange brings."""
     method = tfdist.AsyncLocalSGDStrategy(6).local_steps
@@ -234,6 +241,7 @@ def test_a_slow_worker_takes_fewer_steps():
     assert exchanges[1][0].local_steps == 2  # A third of six.
 
 
+@pytest.mark.nightly
 def test_each_optimizer_has_its_own_speed():
     """Two that exchange one after the other would seem fast, else."""
     method = tfdist.AsyncLocalSGDStrategy(2).local_steps

@@ -28,6 +28,7 @@ from tfdist.runtime.replicas.first_values import ModelMismatchError
 from tfdist.saved_state import SavedState
 
 
+@pytest.mark.nightly
 def test_fits_of_one_model_and_of_others(tmp_path, monkeypatch, caplog):
     """The next `fit` begins where it is told, though Keras keeps the epoch.
 

@@ -89,6 +89,7 @@ def test_a_step_of_another_machine_and_stragglers(tmp_path, capsys):
         assert assumption in text
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("few_steps")
 def test_a_distribution_can_stand_for_what_is_measured(tmp_path):
     figures = _figures(
@@ -108,6 +109,7 @@ def test_a_distribution_can_stand_for_what_is_measured(tmp_path):
     assert prediction["waiting"] == pytest.approx(0.25, rel=1e-2)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("few_steps")
 def test_an_own_model_that_is_best_on_one_machine(tmp_path, capsys):
     own = own_model_and_data.write(tmp_path)
@@ -225,6 +227,7 @@ def test_defaults_are_those_of_the_library():
     assert simulation_flags.OVERHEAD_MS == 1e3 * OVERHEAD_SECONDS
 
 
+@pytest.mark.nightly
 def test_the_tail_of_any_worker_is_the_one_machines_too(tmp_path):
     figures = _figures(
         tmp_path,

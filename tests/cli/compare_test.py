@@ -110,7 +110,8 @@ def test_the_assumed_cluster_stands_above_the_table(ran):
     assert "exchange 0 ms besides (--overhead_ms)" in text
 
 
-@pytest.mark.parametrize("compute", [[], ["--compute=constant:0.003"]])
+@pytest.mark.nightly
+@pytest.mark.parametrize("compute", [["--compute=constant:0.003"], []])
 def test_workers_that_step_by_themselves_take_the_time_of_the_update(
     tmp_path, monkeypatch, compute
 ):

@@ -10,6 +10,7 @@ import types
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 from tests import waits
 from tfdist.cli import failure
 from tfdist.cli import run_report
@@ -212,6 +213,10 @@ def directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+# They import TensorFlow.
+SLOW = ["of its own class in a tf.function"]
+
+
 def cause_of(program, *arguments):
     pathlib.Path("broken.py").write_text("print(\n")
     pathlib.Path("program.py").write_text(textwrap.dedent(program))
@@ -227,7 +232,10 @@ def cause_of(program, *arguments):
     return reader.cause(status if status >= 0 else 128 - status)
 
 
-@pytest.mark.parametrize("name", FAILURES)
+@pytest.mark.parametrize(
+    "name",
+    nightly.also([name for name in FAILURES if name not in SLOW], SLOW),
+)
 def test_the_error_and_its_place_are_found(name):
     if name == "group" and sys.version_info < (3, 11):
         pytest.skip("exception groups are there from Python 3.11 on")
@@ -260,7 +268,9 @@ def test_mistakes_of_the_program_are_final(statement, is_final):
     assert cause_of(statement).is_final == is_final
 
 
-@pytest.mark.parametrize("statement", ["stop()", "tf.function(stop)()"])
+@pytest.mark.parametrize(
+    "statement", nightly.also(["tf.function(stop)()"], ["stop()"])
+)
 def test_what_tfdist_refuses_is_final(statement):
     cause = cause_of(f"""
         import tensorflow as tf

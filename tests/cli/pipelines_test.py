@@ -70,6 +70,7 @@ def test_backward_is_twice_forward_unless_it_is_given(tmp_path, capsys):
         assert written["makespan_ms"] == pytest.approx(expected)
 
 
+@pytest.mark.nightly
 def test_every_flag_does_something(tmp_path, capsys):
     def makespan(*arguments):
         ran(

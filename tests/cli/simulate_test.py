@@ -129,6 +129,7 @@ def own_arguments(directory, *arguments):
     ]
 
 
+@pytest.mark.nightly
 def test_sandblaster_shows_its_evaluations(tmp_path, capsys):
     arguments = own_arguments(
         tmp_path,
@@ -149,6 +150,7 @@ def test_sandblaster_shows_its_evaluations(tmp_path, capsys):
     assert "staleness.png" not in names and "gantt.png" in names
 
 
+@pytest.mark.nightly
 def test_a_queue_gives_a_slow_worker_less(tmp_path):
     arguments = own_arguments(tmp_path, "--slow=1:7", "--epochs=1")
     assert main([*arguments, "--work=queue", "--portions_per_worker=2"]) == 0

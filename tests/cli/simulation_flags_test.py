@@ -6,6 +6,7 @@ from absl import flags
 import numpy as np
 import pytest
 
+from tests import nightly
 from tests import waits
 from tests.cli import own_model_and_data
 from tfdist import simulation
@@ -179,6 +180,7 @@ def test_a_task_with_other_numbers():
     assert model.optimizer.momentum == 0.25
 
 
+@pytest.mark.nightly
 def test_an_own_model_says_what_no_flag_says(own):
     made = model_and_data(*own_flags(own))
     assert made.name == "model"
@@ -199,7 +201,7 @@ def test_flags_change_an_own_model(own):
     assert second.optimizer.momentum == 0.0
 
 
-@pytest.mark.parametrize("data", ["examples", "dataset"])
+@pytest.mark.parametrize("data", nightly.also(["examples"], ["dataset"]))
 def test_a_tenth_is_held_out_where_there_is_no_validation(data, own):
     made = model_and_data(*own_flags(own, data=data))
     assert len(made.train[0]) == 72 and len(made.validation[0]) == 8
@@ -207,6 +209,7 @@ def test_a_tenth_is_held_out_where_there_is_no_validation(data, own):
     assert len(np.unique(everything, axis=0)) == 80
 
 
+@pytest.mark.nightly
 def test_a_schedule_is_left_alone(own):
     made = model_and_data(*own_flags(own, "scheduled"))
     assert made.learning_rate is None
@@ -328,25 +331,31 @@ def test_an_error_in_the_users_layers_is_shown_as_it_is(own):
 
 @pytest.mark.parametrize(
     ("method", "counts", "parts"),
-    [
-        ("sink", [2], ["--strategy", "'sink'", "bounded_staleness"]),
-        (
-            "backup_workers:backup_workers=2",
-            [4, 2],
-            ["--strategy", "--num_workers", "num_workers=2"],
-        ),
-        ("async", [2, 5], ["--num_workers=5", "at most 4", "of 16 examples"]),
-        (
-            "dana:momentum=2",
-            [2],
-            ["--strategy", "dana:momentum=2", "less than 1"],
-        ),
-        (
-            "peer_to_peer:warmup_peers=1",
-            [2],
-            ["Flag --strategy: Argument", "without `warmup_peers`"],
-        ),
-    ],
+    nightly.also(
+        [("sink", [2], ["--strategy", "'sink'", "bounded_staleness"])],
+        [
+            (
+                "backup_workers:backup_workers=2",
+                [4, 2],
+                ["--strategy", "--num_workers", "num_workers=2"],
+            ),
+            (
+                "async",
+                [2, 5],
+                ["--num_workers=5", "at most 4", "of 16 examples"],
+            ),
+            (
+                "dana:momentum=2",
+                [2],
+                ["--strategy", "dana:momentum=2", "less than 1"],
+            ),
+            (
+                "peer_to_peer:warmup_peers=1",
+                [2],
+                ["Flag --strategy: Argument", "without `warmup_peers`"],
+            ),
+        ],
+    ),
 )
 def test_methods_that_do_not_fit_are_refused(method, counts, parts, own):
     made = model_and_data(*own_flags(own), "--batch_size=16")
@@ -363,7 +372,8 @@ def test_a_server_that_takes_no_time_is_not_what_is_measured(own):
 
 
 @pytest.mark.parametrize(
-    ("model", "method"), [("adam", "dana"), ("ftrl", "peer_to_peer")]
+    ("model", "method"),
+    nightly.also([("adam", "dana")], [("ftrl", "peer_to_peer")]),
 )
 def test_an_optimizer_that_does_not_fit_is_refused(model, method, own):
     made = model_and_data(*own_flags(own, model))

@@ -1,7 +1,6 @@
 """A worker's rows in the tables of servers that move."""
 
 import functools
-import socket
 import threading
 import types
 
@@ -367,17 +366,3 @@ def test_a_process_that_was_lost_with_the_first_server_is_told_of(
     assert going.former.state == member_table.MemberState.UNKNOWN
     for member in (going, back):
         member.leave(member_table.MemberState.FINISHED)
-
-
-def test_a_session_is_not_closed_where_nobody_listens_any_more():
-    closed = []
-    session = types.SimpleNamespace(close=lambda: closed.append(True))
-    with socket.socket() as server:
-        server.bind(("localhost", 0))
-        address = f"localhost:{server.getsockname()[1]}"
-        # The port is held, and nobody listens.
-        server_client._close_where_it_was(session, address)
-        assert closed == []
-        server.listen()
-        server_client._close_where_it_was(session, address)
-        assert closed == [True]

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import nightly
 from tests.codistillation.exchanging import STEPS
 from tests.codistillation.exchanging import Watch
 from tests.codistillation.exchanging import build
@@ -151,15 +150,14 @@ def test_staleness_is_recorded(tmp_path):
     assert lines == callback.records
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "strategy",
-    nightly.also(
-        [tfdist.AsyncStrategy],
-        [
-            contextlib.nullcontext,
-            lambda: tfdist.ParameterAveragingStrategy(period=4),
-        ],
-    ),
+    [
+        tfdist.AsyncStrategy,
+        contextlib.nullcontext,
+        lambda: tfdist.ParameterAveragingStrategy(period=4),
+    ],
     ids=["async", "none", "averaging"],
 )
 def test_other_architectures_are_taken_in_the_midst_of_training(strategy):
@@ -212,6 +210,7 @@ def test_models_that_are_built_by_their_first_step():
     assert watch.steps == list(range(2, STEPS + 1))
 
 
+@pytest.mark.nightly
 def test_one_fit_after_the_other():
     model = codistilled(build(), burn_in_steps=STEPS)
     watch = Watch()
@@ -329,6 +328,7 @@ def test_steps_that_compute_no_loss_for_training_are_refused():
         train(ScriptedExchange(), model=model)
 
 
+@pytest.mark.nightly
 def test_several_peers_are_asked_each_for_itself():
     exchange = ScriptedExchange(
         [checkpoint(weights(2), group=0), PeerUnavailableError("dead")]

@@ -79,7 +79,7 @@ def test_step_is_the_paper_s(distance, weighted):
     )
 
 
-@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("weighted", nightly.also([True], [False]))
 def test_a_smaller_batch_counts_by_its_examples(weighted):
     x, y = data(batches=2)
     x, y = x[: BATCH + BATCH // 4], y[: BATCH + BATCH // 4]
@@ -173,6 +173,7 @@ def test_replicas_add_up_to_one_device():
         np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_gradient_accumulation_counts_updates():
     x, y = data(batches=6)
     student = linear(1)
@@ -210,6 +211,7 @@ def test_weight_may_be_a_schedule_from_the_end_of_the_burn_in():
     )
 
 
+@pytest.mark.nightly
 def test_evaluation_is_of_the_student_alone():
     x, y = data()
     with tfdist.AsyncStrategy().scope():
@@ -229,6 +231,7 @@ def test_evaluation_is_of_the_student_alone():
     np.testing.assert_allclose(found["loss"], expected, rtol=1e-6)
 
 
+@pytest.mark.nightly
 def test_ways_to_run_a_step():
     x, y = data(batches=4)
     results = []
@@ -247,6 +250,7 @@ def test_ways_to_run_a_step():
             np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_files_are_those_of_the_student(tmp_path):
     x, y = data(batches=3)
     student = deep(1)

@@ -75,6 +75,7 @@ def test_no_gradient_reaches_a_teacher():
     assert from_bias is None
 
 
+@pytest.mark.nightly
 def test_mean_is_over_those_that_are_available():
     x, y = data()
     expected = None
@@ -140,6 +141,7 @@ def test_stateful_layers_are_refused(wrap):
         Teacher(student)
 
 
+@pytest.mark.nightly
 def test_augmentation_is_the_same_for_students_and_teachers():
     x, y = data()
     student = linear(1)

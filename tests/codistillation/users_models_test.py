@@ -23,6 +23,7 @@ from tfdist.codistillation import Codistilled
 layers = keras.layers
 
 
+@pytest.mark.nightly
 def test_inputs_reach_the_student_with_the_dtype_they_have():
     # In half precision these would all be infinite.
     x = np.array([[1e5], [2e5], [3e5], [4e5]] * 2, "float32")
@@ -164,16 +165,15 @@ def functional():
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("which", "build"),
-    nightly.also(
-        [("all", functional)],
-        [
-            ("all", Branching),
-            ("classes", functional),
-            ("classes", Branching),
-        ],
-    ),
+    [
+        ("all", functional),
+        ("all", Branching),
+        ("classes", functional),
+        ("classes", Branching),
+    ],
 )
 def test_several_outputs(which, build):
     x, y = data()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 from tests.data_shares import portion_reader_test
 from tests.private_keras_data_test import adapter_of_arrays
 from tfdist.data_shares import arrays
@@ -37,7 +38,7 @@ def read(dataset):
     return epoch
 
 
-@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize("seed", nightly.also([None], [3]))
 def test_each_epoch_and_call_has_an_order_of_its_own(seed):
     tf.random.set_seed(seed)
     adapter = adapter_of(shuffle=True)

@@ -213,7 +213,7 @@ def _array():
 @pytest.mark.parametrize(
     "data",
     nightly.also(
-        [lambda: {"x": Batches()}, _array], [lambda: {"x": Batches(workers=2)}]
+        [_array], [lambda: {"x": Batches()}, lambda: {"x": Batches(workers=2)}]
     ),
 )
 def test_batches_that_keras_shuffles_come_in_one_order(data):

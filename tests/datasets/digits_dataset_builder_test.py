@@ -85,6 +85,7 @@ def test_attribution_names_licence_and_checksum():
     assert digits_dataset_builder.FILE_SHA256 in text
 
 
+@pytest.mark.nightly
 def test_splits_hold_every_image_once_and_unchanged(data_dir, embedded):
     splits = datasets.load("digits", data_dir=data_dir)
     train_images, train_labels = as_arrays(splits["train"])
@@ -106,6 +107,7 @@ def test_splits_are_balanced_like_the_whole(data_dir, embedded):
     assert np.all(np.abs(np.bincount(labels) - share) <= 1)
 
 
+@pytest.mark.nightly
 def test_order_on_disk_is_the_same_for_everyone(data_dir, tmp_path):
     first = as_arrays(datasets.load("digits", split="train", data_dir=data_dir))
     second = as_arrays(

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tests import nightly
 from tests import waits
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
@@ -15,11 +16,13 @@ GROUPS = ("--exchange", "--burn_in_steps")
 
 @pytest.mark.parametrize(
     "name, flags",
-    [
-        ("train_recommender", STRATEGY),
-        ("train_image_classifier", STRATEGY + GROUPS),
-        ("codistill_language_model", STRATEGY + GROUPS),
-    ],
+    nightly.also(
+        [("train_image_classifier", STRATEGY + GROUPS)],
+        [
+            ("train_recommender", STRATEGY),
+            ("codistill_language_model", STRATEGY + GROUPS),
+        ],
+    ),
 )
 def test_help_shows_flags_of_other_files(name, flags):
     done = waits.run(

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import nightly
 from tests import waits
 from tfdist.cluster import ClusterConfig
 from tfdist.compression import Cast
@@ -132,9 +131,8 @@ class Oracle:
         self.lent = None
 
 
-@pytest.mark.parametrize(
-    ("seed", "learns"), nightly.also([(0, True)], [(1, False), (2, True)])
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("seed", "learns"), [(0, True), (1, False), (2, True)])
 def test_it_is_the_rule_whatever_the_delays(seed, learns):
     rng = np.random.default_rng(seed)
     first = rng.integers(-8, 9, [3, SIZE]).astype(np.float64)

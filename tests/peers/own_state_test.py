@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 import tfdist
 
 STRATEGIES = ["PeerToPeerStrategy", "GossipStrategy"]
@@ -46,7 +47,9 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", nightly.also(["graph"], sorted(set(WAYS) - {"graph"}))
+)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_moving_statistics_are_those_without_the_bad_batch(name, way):
     found, strategy = fitted(name, BAD, **WAYS[way])

@@ -98,6 +98,7 @@ def test_pipedreams_stages_are_as_late_as_its_formula_says():
     chains.assert_weights(model, [of_stage[-1] for of_stage in made])
 
 
+@pytest.mark.nightly
 def test_each_stage_counts_its_own_updates_for_adam():
     depth, units = 3, chains.units_of([3] * 7)
     weights = chains.initial(depth)
@@ -125,6 +126,7 @@ def test_each_stage_counts_its_own_updates_for_adam():
     assert int(model.optimizer.iterations) == len(units)
 
 
+@pytest.mark.nightly
 def test_one_stage_is_plain_keras():
     x, y, sample_weight = models.data("mlp", 12)
     trained = []
@@ -162,12 +164,10 @@ def noisy(constraint=None):
 
 @pytest.mark.parametrize(
     ("kind", "schedule"),
-    [
-        ("noisy", "ftpipe"),
-        ("mlp", "pipedream_2bw"),
-        ("skip", "pipedream"),
-        ("two", "ftpipe"),
-    ],
+    nightly.also(
+        [("mlp", "pipedream_2bw")],
+        [("noisy", "ftpipe"), ("skip", "pipedream"), ("two", "ftpipe")],
+    ),
 )
 def test_a_batch_that_is_alone_in_the_pipeline_is_trained_as_by_keras(
     kind, schedule
@@ -202,6 +202,7 @@ def test_a_batch_that_is_alone_in_the_pipeline_is_trained_as_by_keras(
         np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.nightly
 def test_state_passes_from_unit_to_unit():
     # With weights that stay as they are, whatever the order of the tasks,
     # each unit has the seeds and statistics that it has without a pipeline.

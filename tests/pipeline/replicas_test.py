@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import nightly
 from tests.placement.graphs import nodes
 import tfdist
 from tfdist.pipeline import pipeline
@@ -49,12 +48,13 @@ def train(model, **arguments):
     return history.history, model.get_weights()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("stages", "devices", "micro_batches", "schedule"),
-    nightly.also(
-        [(1, [["CPU:1", "CPU:2"]], 2, "gpipe")],
-        [(["b"], [["CPU:0", "CPU:1", "CPU:2"], "CPU:3"], 4, "1f1b")],
-    ),
+    [
+        (1, [["CPU:1", "CPU:2"]], 2, "gpipe"),
+        (["b"], [["CPU:0", "CPU:1", "CPU:2"], "CPU:3"], 4, "1f1b"),
+    ],
 )
 def test_replicas_train_as_one(stages, devices, micro_batches, schedule):
     plain, expected = train(build())

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import nightly
 from tests.pipeline import chains
 from tests.pipeline import oracles
 from tfdist.pipeline import pipelined
@@ -146,9 +145,8 @@ def test_data_of_another_kind_waits_until_the_pipeline_is_empty():
     assert int(model.optimizer.iterations) == 6
 
 
-@pytest.mark.parametrize(
-    "schedule", nightly.also(["spectrain"], ["pipedream_2bw"])
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("schedule", ["spectrain", "pipedream_2bw"])
 def test_layers_frozen_or_loaded_while_units_are_in_flight(tmp_path, schedule):
     x, y = chains.units_of([6])[0]
     model = chains.chain(
@@ -351,7 +349,8 @@ def test_what_a_stage_computes_is_on_its_device():
     assert {(0, "slot"), (1, "slot"), (2, "slot")} <= seen
 
 
-@pytest.mark.parametrize("run_eagerly", nightly.also([False], [True]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("run_eagerly", [False, True])
 def test_a_step_that_fails_leaves_nothing_to_the_next(run_eagerly):
     model = keras.Sequential(
         [

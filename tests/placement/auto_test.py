@@ -6,7 +6,6 @@ import keras
 import numpy as np
 import pytest
 
-from tests import nightly
 from tests.placement import zoo
 from tfdist import placement
 from tfdist.placement import devices
@@ -96,9 +95,10 @@ def test_slots_are_those_of_the_optimizer():
         assert node.resident_bytes == (2 + slots) * node.weight_bytes
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name",
-    nightly.also(["lstm"], ["nested", "shared", "transformer"]),
+    ["lstm", "nested", "shared", "transformer"],
 )
 def test_a_model_that_was_placed_automatically_computes_the_same(name):
     model, _ = zoo.build(name)

@@ -4,6 +4,7 @@ import threading
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tfdist import placement
@@ -43,6 +44,7 @@ class Meeting(keras.layers.Layer):
         return y
 
 
+@pytest.mark.nightly
 def test_branches_on_two_devices_overlap_forward_and_backward():
     barrier = threading.Barrier(2, timeout=SECONDS)
     inputs = keras.Input((3,))

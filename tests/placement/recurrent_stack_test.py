@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import nightly
 from tests.placement.graphs import nodes
 from tfdist import placement
 
@@ -47,19 +46,16 @@ def test_chunks_that_may_be_wholly_masked_are_not_given_to_cudnn(masked):
     assert [layer.use_cudnn for layer in inner] == [expected] * 2
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("kind", "chunks", "return_sequences", "masked"),
-    nightly.also(
-        [
-            (keras.layers.GRU, 2, True, False),
-        ],
-        [
-            (keras.layers.LSTM, 3, False, False),
-            (keras.layers.SimpleRNN, 4, False, True),
-            (keras.layers.LSTM, 7, True, True),
-            (keras.layers.LSTM, 1, False, True),
-        ],
-    ),
+    [
+        (keras.layers.GRU, 2, True, False),
+        (keras.layers.LSTM, 3, False, False),
+        (keras.layers.SimpleRNN, 4, False, True),
+        (keras.layers.LSTM, 7, True, True),
+        (keras.layers.LSTM, 1, False, True),
+    ],
 )
 def test_is_the_stack(kind, chunks, return_sequences, masked):
     one = plain(kind, return_sequences, masked)

@@ -152,6 +152,7 @@ def test_optimizers_in_lists_and_in_others_work_where_variables_are():
         assert isinstance(optimizer, placed.PlacedOptimizer)
 
 
+@pytest.mark.nightly
 def test_costs_of_calls_with_other_arguments_and_of_embeddings():
     tokens = keras.Input((6,), dtype="int32")
     x = keras.layers.Embedding(9, 4, name="table")(tokens)

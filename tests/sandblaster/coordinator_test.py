@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import nightly
 from tests.sandblaster.chief import LOST
 from tests.sandblaster.chief import MOST_PORTIONS
 from tests.sandblaster.chief import SHARDS
@@ -63,6 +62,7 @@ def undisturbed():
     return chief.iterate(12)
 
 
+@pytest.mark.nightly
 def test_a_call_of_fit_looks_at_its_loss_again(name):
     """It may be another one, as after `compile`."""
     chief = Chief(name)
@@ -118,9 +118,8 @@ def test_late_deposits_and_their_tickets_do_not_count(
     assert (values[-1], x) == (undisturbed[0][-1], undisturbed[1])
 
 
-@pytest.mark.parametrize(
-    ("lost", "is_written"), nightly.also([([1], False)], [([], True)])
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("lost", "is_written"), [([1], False), ([], True)])
 def test_a_pair_that_is_half_written_is_written_again(
     name, directory, undisturbed, monkeypatch, lost, is_written
 ):
@@ -146,6 +145,7 @@ def test_a_pair_that_is_half_written_is_written_again(
     assert chief.portions.x.tolist() == undisturbed[1]
 
 
+@pytest.mark.nightly
 def test_without_snapshots_the_parameters_are_those_of_the_last_iteration(name):
     chief = Chief(name)
     chief.begin()
@@ -159,6 +159,7 @@ def test_without_snapshots_the_parameters_are_those_of_the_last_iteration(name):
     assert chief.coordinator.iterate(6)["value"] < values[-1]
 
 
+@pytest.mark.nightly
 def test_servers_that_were_lost_between_two_fits_are_told(name, caplog):
     chief = Chief(name)
     chief.begin()
@@ -170,6 +171,7 @@ def test_servers_that_were_lost_between_two_fits_are_told(name, caplog):
     assert "Parameter servers have lost what they held" in caplog.text
 
 
+@pytest.mark.nightly
 def test_another_process_goes_on_and_the_first_must_end(name, undisturbed):
     first = Chief(name)
     first.begin(counted=3)
@@ -260,6 +262,7 @@ def test_a_pair_of_samples_that_is_half_written_is_written_again(
     )
 
 
+@pytest.mark.nightly
 def test_a_snapshot_that_is_damaged_is_not_used(name, directory, undisturbed):
     chief = Chief(name, Clock())
     chief.begin()
@@ -285,6 +288,7 @@ def test_a_snapshot_that_is_damaged_is_not_used(name, directory, undisturbed):
     assert len(list(directory.glob("*.index"))) == 2 * SHARDS
 
 
+@pytest.mark.nightly
 def test_a_disk_that_fails_ends_nothing(name, directory, undisturbed):
     chief = Chief(name, Clock())
     chief.begin()

@@ -35,6 +35,7 @@ class Looks(keras.callbacks.Callback):
         np.testing.assert_allclose(logs["accuracy"], right.mean(), rtol=1e-6)
 
 
+@pytest.mark.nightly
 def test_it_ends_at_the_minimum(strategy):
     model = tasks.make_model(strategy)
     looks = Looks()
@@ -90,6 +91,7 @@ def test_training_goes_on_where_it_has_ended(strategy, tmp_path):
     assert losses(parts, 3) == expected[:3]
 
 
+@pytest.mark.nightly
 def test_it_goes_on_with_weights_of_different_precision(strategy, tmp_path):
     model = small_model(
         strategy,
@@ -254,6 +256,7 @@ def test_inputs_may_be_a_structure(strategy):
     np.testing.assert_allclose(strategy.iterations[-1]["value"], np.var(y))
 
 
+@pytest.mark.nightly
 def test_sample_weights_count(strategy):
     x, y = tasks.data()
     weights = np.linspace(0, 2, len(x))
@@ -271,6 +274,7 @@ def test_sample_weights_count(strategy):
     np.testing.assert_allclose(strategy.iterations[-1]["value"], whole)
 
 
+@pytest.mark.nightly
 def test_the_log_of_a_train_step_without_metrics_is_the_loss(strategy):
     logs = fit(own_step(strategy), 2).history
     values = [one["value"] for one in strategy.iterations[-2:]]
@@ -314,6 +318,7 @@ class Stops(keras.Model):
 
 # The first batch is computed twice, then five at the point where `fit` begins;
 # after these, the model has a point that the iteration tries.
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "left", [10, pytest.param(0, marks=pytest.mark.nightly)]
 )

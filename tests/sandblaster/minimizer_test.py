@@ -43,9 +43,10 @@ def minimize(
     return made.fetch(one.point).numpy(), found
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("number", "search"),
-    nightly.also([(3, "strong_wolfe")], [(2, "armijo"), (4, "strong_wolfe")]),
+    [(3, "strong_wolfe"), (2, "armijo"), (4, "strong_wolfe")],
 )
 def test_the_trajectory_is_that_of_whole_vectors(number, search):
     points = []
@@ -65,6 +66,7 @@ def test_the_trajectory_is_that_of_whole_vectors(number, search):
     np.testing.assert_allclose(points, expected[1:], atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_n_steps_find_the_minimum_of_a_quadratic():
     """With exact line searches, as L-BFGS is then conjugate gradients."""
     number = 9
@@ -183,7 +185,8 @@ def test_pairs_of_negative_curvature_are_left_out_or_damped(damping):
     assert abs(saddle(made.fetch(one.point).numpy())[1]).max() < 1e-4
 
 
-@pytest.mark.parametrize("is_complete", nightly.also([False], [True]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("is_complete", [False, True])
 def test_another_coordinator_goes_on_with_the_state(is_complete):
     def start():
         made = functions.make_shards(ROSENBROCK_START, 1, 4)
@@ -216,6 +219,7 @@ def test_another_coordinator_goes_on_with_the_state(is_complete):
     assert step.evaluations == expected.evaluations + (not is_complete)
 
 
+@pytest.mark.nightly
 def test_pairs_of_another_function_are_forgotten():
     quadratics = [functions.Quadratic(6), functions.Quadratic(6, seed=1)]
     for function, pairs in zip(quadratics, (4, 1), strict=True):
@@ -233,6 +237,7 @@ def test_pairs_of_another_function_are_forgotten():
         assert len(one.state()["memory"]["slots"]) == pairs
 
 
+@pytest.mark.nightly
 def test_what_the_coordinator_holds_does_not_grow_with_the_model():
     sizes = []
     for number in (10, 10_000):

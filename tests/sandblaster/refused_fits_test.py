@@ -87,6 +87,7 @@ class ExtremeTarget(Extreme):
         super().update_state(None, y_true)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("batch_size", [20, 8])
 def test_metrics_that_are_0_at_first_are_checked_later(strategy, batch_size):
     # Of one portion or of several, it is not the first batch that tells.
@@ -119,6 +120,7 @@ def test_random_numbers_that_no_seed_tells_of_are_refused(strategy):
         fit(model, 1)
 
 
+@pytest.mark.nightly
 def test_weights_that_a_callback_sets_are_refused(strategy, tmp_path):
     model = tasks.make_model(strategy)
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 from tests.sandblaster import functions
 from tests.sandblaster import tasks
 import tfdist
@@ -194,6 +195,7 @@ def test_a_loaded_model_goes_on_with_the_next_sample(float64, tmp_path):
     assert [*found, *fit(loaded, 3)] == expected
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("factor", [1, 2])
 def test_a_loaded_memory_is_that_of_one_loss(factor, float64, tmp_path):
     strategy = tfdist.SandblasterStrategy(portions_per_worker=PORTIONS)
@@ -290,7 +292,7 @@ class Noisy:
         return float(x @ x)
 
 
-@pytest.mark.parametrize("damping", [False, True])
+@pytest.mark.parametrize("damping", nightly.also([False], [True]))
 def test_pairs_of_too_little_curvature_are_left_out_or_damped(damping):
     start = np.linspace(-1, 1, 6)
     shards = functions.make_shards(start, 1, MEMORY)

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests import nightly
 from tests.runtime.exchange import delay_test
 from tests.runtime.replicas import first_values_test
 from tfdist.saving import callbacks
@@ -40,7 +41,7 @@ def chief(run):
     )
 
 
-@pytest.mark.parametrize("has_committed", [False, True])
+@pytest.mark.parametrize("has_committed", nightly.also([False], [True]))
 def test_servers_keep_what_they_have_learned_since_the_backup(
     tmp_path, has_committed
 ):
@@ -70,7 +71,7 @@ def test_servers_keep_what_they_have_learned_since_the_backup(
             np.testing.assert_array_equal(now, before)
 
 
-@pytest.mark.parametrize("has_committed", [False, True])
+@pytest.mark.parametrize("has_committed", nightly.also([False], [True]))
 def test_what_servers_have_lost_is_as_in_the_backup(tmp_path, has_committed):
     """As when all workers and one of several servers died."""
     run = next(_runs)

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from tests import nightly
 from tfdist.simulation import Constant
 from tfdist.simulation import Measurement
 from tfdist.simulation import Network
@@ -96,7 +97,9 @@ def test_a_full_link_of_the_server_gives_its_bytes_per_second():
     assert shared["async"].server_gbps == pytest.approx(1)
 
 
-@pytest.mark.parametrize(("strategy", "slow"), [("async", 1), ("sync", 4)])
+@pytest.mark.parametrize(
+    ("strategy", "slow"), nightly.also([("async", 1)], [("sync", 4)])
+)
 def test_nothing_is_said_of_portions_that_gain_nothing(strategy, slow):
     advice, _ = advised(
         measured(), strategy, compute=SlowWorkers(Constant(0.1), {0: slow})
@@ -115,6 +118,7 @@ def test_portions_are_named_where_fixed_shares_take_much_longer():
     assert 'work="queue"' in text
 
 
+@pytest.mark.nightly
 def test_servers_that_bind_are_named_and_more_of_them_help():
     network = Network(bandwidth_gbps=1000, server_bandwidth_gbps=1)
     big = measured(compute=2.0, floats=125 * _MEGABYTE)
@@ -161,6 +165,7 @@ def test_latency_and_overhead_lengthen_each_step():
     assert found["async"].bound == "overhead"
 
 
+@pytest.mark.nightly
 def test_a_tiny_model_on_a_slow_network_stays_on_one_machine():
     # 1 ms of computing, 8 ms for each megabyte.
     advice, found = advised(
@@ -243,6 +248,7 @@ def test_heavy_tails_call_for_backup_workers():
     assert best.speed_up == max(p.speed_up for p in all_found.values())
 
 
+@pytest.mark.nightly
 def test_heavy_tails_call_for_an_asynchronous_method_where_that_is_there():
     advice, found = advised(
         measured(),
@@ -269,6 +275,7 @@ def test_a_slower_worker_slows_nobody_else():
     assert advice.recommended.speed_up == pytest.approx(3 + 1 / 3, rel=0.05)
 
 
+@pytest.mark.nightly
 def test_one_machine_is_as_fast_as_the_workers_that_are_given():
     """Not as this one, on which something else was measured."""
     compute = SlowWorkers(Constant(1.0), {1: 2.0})
@@ -342,7 +349,7 @@ def test_corrections_that_send_copies_push_twice_as_much():
     assert prediction.updates_per_second == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("strategy", ["softsync", "async"])
+@pytest.mark.parametrize("strategy", nightly.also(["softsync"], ["async"]))
 def test_it_agrees_with_timing(strategy):
     network = Network(1e-3, 1.0, server_seconds=2e-3)
     found = played(

@@ -27,6 +27,7 @@ def test_it_never_pays_for_few_parameters():
         )
 
 
+@pytest.mark.nightly
 def test_a_measured_message_has_the_bytes_of_its_density(caplog):
     cost = codec_costs.measure(50_000)
     # Messages differ in size, so that each may be traced by itself.

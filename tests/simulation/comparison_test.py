@@ -301,6 +301,7 @@ def trained_rates(monkeypatch, best, **arguments):
     )
 
 
+@pytest.mark.nightly
 def test_the_grid_is_widened_until_the_best_rate_is_inside(monkeypatch):
     best = {"async": 0.2, "sync": 0.8, "softsync": 0.025}
     compared = trained_rates(monkeypatch, best)

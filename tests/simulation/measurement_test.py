@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import nightly
 from tfdist.simulation import Measurement
 from tfdist.simulation import Method
 from tfdist.simulation import data
@@ -45,7 +44,8 @@ def _values(model):
     return [variable.numpy() for variable in variables]
 
 
-@pytest.mark.parametrize("trained", nightly.also([True], [False]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("trained", [True, False])
 def test_measuring_leaves_the_model_as_it_was(trained):
     model = build()
     if trained:

@@ -257,6 +257,7 @@ def minimized(workers, **arguments):
     )
 
 
+@pytest.mark.nightly
 def test_losses_are_those_of_the_real_strategy():
     values, weights = fitted(4, workers=4)
     history = minimized(workers=4)

@@ -127,6 +127,7 @@ def test_a_simulated_training_replays_to_the_bit(tmp_path, method):
         )
 
 
+@pytest.mark.nightly
 def test_one_server_s_updates_tell_the_order_where_nobody_decides(tmp_path):
     before = simulate("async")
     trace = simulation.read_trace(write(tmp_path, rows_of(before, False)))

@@ -145,6 +145,7 @@ def test_backup_workers_lose_their_steps_and_keep_their_momentum():
     check(history, theta)
 
 
+@pytest.mark.nightly
 def test_statistics_follow_the_examples():
     def build():
         model = keras.Sequential(
@@ -287,6 +288,7 @@ def test_parameters_meet_constraints():
     assert quadratic.weights_of(history).min() >= 0.0
 
 
+@pytest.mark.nightly
 def test_long_periods_are_no_idleness():
     """Real workers are given up after 600 seconds without a sign of work."""
     history = simulate(

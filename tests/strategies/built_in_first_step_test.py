@@ -126,7 +126,7 @@ SETTINGS = {
     "compiled": {"jit_compile": True},
     "several": {"steps_per_execution": 2},
 }
-SOME = [("servers", ""), ("all_reduce", ""), ("local", "eager")]
+SOME = [("servers", ""), ("all_reduce", "")]
 OTHERS = [
     *((kind, "") for kind in STRATEGIES if (kind, "") not in SOME),
     *(
@@ -249,7 +249,9 @@ def test_it_need_not_be_compiled_with_its_step_in_the_scope(kind, is_late):
     model.fit(np.ones([2, 3]), verbose=0)
 
 
-@pytest.mark.parametrize("kind", ["servers", "all_reduce", "local"])
+@pytest.mark.parametrize(
+    "kind", nightly.also(["servers", "all_reduce"], ["local"])
+)
 def test_a_first_step_makes_accumulators_of_zeros(kind):
     class WithMomentum(keras.Model):
         sums = None

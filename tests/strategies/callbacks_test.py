@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 
 from tests.strategies.twins import assert_same
 from tests.strategies.twins import assert_trains_the_same
@@ -80,6 +81,7 @@ def test_callbacks_that_change_save_and_stop_do_it_together(tmp_path):
     assert np.max(np.abs(seen[0][0] - seen[1][0])) > 1e-3
 
 
+@pytest.mark.nightly
 def test_swapped_averages():
     def train(scope):
         averaged = {"use_ema": True, "ema_momentum": 0.6}

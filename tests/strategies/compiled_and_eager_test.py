@@ -124,7 +124,8 @@ def test_an_optimizer_does_as_without(strategy, optimizer, mode):
     assert_same(found, _plainly(optimizer))
 
 
-@pytest.mark.parametrize("mode", nightly.also(["jit"], ["eager"]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("mode", ["jit", "eager"])
 def test_steps_per_execution(mode):
     scope = tfdist.AsyncStrategy().scope()
     settings = {"steps_per_execution": 2, **MODES[mode]}
@@ -135,7 +136,7 @@ def test_steps_per_execution(mode):
     assert_same(found, {name: plain[name] for name in found})
 
 
-@pytest.mark.parametrize("step_of_evaluation", [False, True])
+@pytest.mark.parametrize("step_of_evaluation", nightly.also([True], [False]))
 def test_a_variable_of_the_user_s_that_each_eager_step_makes_is_refused(
     monkeypatch, step_of_evaluation
 ):
@@ -228,6 +229,7 @@ def test_an_eager_step_sees_what_it_does(strategy):
     assert strategy.journal.count == exchanged
 
 
+@pytest.mark.nightly
 def test_an_optimizer_at_the_address_of_one_that_is_gone_is_another(
     monkeypatch,
 ):

@@ -90,6 +90,7 @@ def step(model, ids):
     return 1 / (x.size * WIDTH)
 
 
+@pytest.mark.nightly
 def test_strings_are_ids():
     x, _ = examples()
     words = np.char.add("item ", x.astype(str)).astype(object)
@@ -103,6 +104,7 @@ def test_strings_are_ids():
     np.testing.assert_array_equal(row, table(np.array([hashed])))
 
 
+@pytest.mark.nightly
 def test_gradients_before_admission_are_dropped():
     x, _ = examples()
     model, table = linear(strategy_with_tables(), "adagrad", admit_after=2)
@@ -145,6 +147,7 @@ def test_full_table_says_so_and_loses_no_other_row(caplog):
     assert np.any(rows != first, axis=1).sum() == 32
 
 
+@pytest.mark.nightly
 def test_full_table_that_is_made_in_the_first_step_says_so(caplog):
     strategy = strategy_with_tables()
     with strategy.scope():
@@ -155,6 +158,7 @@ def test_full_table_that_is_made_in_the_first_step_says_so(caplog):
     assert "/embeddings' were dropped" in caplog.text
 
 
+@pytest.mark.nightly
 def test_old_rows_are_given_away_with_their_slots():
     """What comes into another id's row begins as in an empty one."""
     old, new = np.split(neighbours(50), [40])
@@ -185,6 +189,7 @@ def test_old_rows_are_given_away_with_their_slots():
     )
 
 
+@pytest.mark.nightly
 def test_ids_that_come_or_go_during_a_save_are_left_out(tmp_path, monkeypatch):
     strategy = strategy_with_tables()
     model, table = linear(strategy, "adagrad", evict_after=2)
@@ -238,6 +243,7 @@ def test_ids_that_come_or_go_during_a_save_are_left_out(tmp_path, monkeypatch):
     check(np.load(ids), np.load(rows), before)
 
 
+@pytest.mark.nightly
 def test_rows_are_as_old_after_a_restore_as_when_they_were_saved(tmp_path):
     strategy = strategy_with_tables()
     model, table = linear(strategy, "sgd", evict_after=2)
@@ -285,6 +291,7 @@ def test_two_fits_and_another_optimizer():
     assert table.counts()[0]["used"] == len(np.unique([x, x + 20]))
 
 
+@pytest.mark.nightly
 def test_frozen_table_gets_no_rows(trained):
     x, _ = examples()
     strategy, model, table = trained
@@ -297,6 +304,7 @@ def test_frozen_table_gets_no_rows(trained):
     table.trainable = True
 
 
+@pytest.mark.nightly
 def test_another_model_of_the_table_may_be_freed():
     """Its optimizer's slots are reset with the rows, and then are gone."""
     strategy = strategy_with_tables()

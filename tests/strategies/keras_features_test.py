@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import nightly
 from tests.strategies.twins import assert_trains_the_same
 from tests.strategies.twins import classification
 from tests.strategies.twins import compiled
@@ -74,6 +73,7 @@ class Either(keras.Model):
         return self.dense(x if other is None else x + other)
 
 
+@pytest.mark.nightly
 def test_a_generator_with_nothing_for_an_input():
     def batches():
         for first in range(0, 24, 6):
@@ -111,6 +111,7 @@ def _generator():
             yield X[rows], Y[rows]
 
 
+@pytest.mark.nightly
 def test_inputs():
     """The same batches, whatever they come from."""
     inputs = [
@@ -239,7 +240,8 @@ class _Scaled(keras.layers.Layer):
         return peaked(x, tf.convert_to_tensor(self.peak)) @ self.kernel
 
 
-@pytest.mark.parametrize("steps", nightly.also([2], [None]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("steps", [2, None])
 def test_overwrite_with_gradient(steps):
     found = _assert_fits_the_same(
         lambda: compiled(
@@ -258,6 +260,7 @@ def test_overwritten_weights_with_local_steps():
     np.testing.assert_allclose(model.get_weights()[1], np.max(np.abs(X)))
 
 
+@pytest.mark.nightly
 def test_reading_the_count_leaves_accumulating_steps_in_it():
     """A read refreshes the count; the server knows only of whole updates."""
 

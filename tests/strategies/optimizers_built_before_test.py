@@ -127,7 +127,8 @@ def test_a_wrapper_of_several_makes_in_a_step_what_it_does_when_built():
     assert made[0] == made[1]
 
 
-@pytest.mark.parametrize("kind", ["averages", "several"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", ["several", "averages"])
 def test_a_call_that_is_over_needs_no_optimizer(kind, monkeypatch):
     """At its end Keras asks for averages, of the wrapped optimizers, too."""
     strategy = tfdist.AsyncStrategy()

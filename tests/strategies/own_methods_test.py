@@ -7,7 +7,6 @@ import pathlib
 
 import pytest
 
-from tests import nightly
 from tests.cli import own_model_and_data
 from tests.multi_process import scripts
 from tests.strategies import registered
@@ -52,17 +51,16 @@ def run(command, tmp_path, *arguments):
     return out.getvalue()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("text", "gradients", "updates"),
-    nightly.also(
+    [
         # Of 64 examples in batches of 8: 1, 1, 2, 2, and 2 are left over.
-        [("growing_softsync:every=2:most=3", 8, 4)],
-        [
-            ("decayed:half_life=2", 8, 8),
-            # Two periods of two steps of each of two workers.
-            ("lookahead:period=2", 4, 2),
-        ],
-    ),
+        ("growing_softsync:every=2:most=3", 8, 4),
+        ("decayed:half_life=2", 8, 8),
+        # Two periods of two steps of each of two workers.
+        ("lookahead:period=2", 4, 2),
+    ],
 )
 def test_it_is_simulated(tmp_path, text, gradients, updates):
     module = TOYS / MODULES[text.split(":")[0]]

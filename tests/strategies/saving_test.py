@@ -76,6 +76,7 @@ def _goes_on_as(model, saved):
     assert_same(traces(model), saved.end)
 
 
+@pytest.mark.nightly
 def test_model_saved_under_a_strategy_loads_without(saved):
     _is_as(keras.models.load_model(saved.path / "model.keras"), saved)
 

@@ -44,6 +44,7 @@ def loaded(index, table):
     return np.concatenate(pieces).view(entry["dtype"])
 
 
+@pytest.mark.nightly
 def test_export_has_all_rows(trained, tmp_path, monkeypatch):
     strategy, model, rows = trained
     monkeypatch.setattr(table_export, "PIECE_BYTES", 4 * WIDTH * 100)
@@ -228,7 +229,10 @@ class BuiltInStep(keras.Sequential):
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [(keras.Sequential, "BackupAndRestore"), (BuiltInStep, "EarlyStopping")],
+    nightly.also(
+        [(BuiltInStep, "EarlyStopping")],
+        [(keras.Sequential, "BackupAndRestore")],
+    ),
 )
 def test_callbacks_are_refused_when_the_model_is_built(tmp_path, kind, name):
     strategy = strategy_with_tables()
@@ -255,9 +259,8 @@ def test_model_checkpoint_saves_smaller_tables(trained, tmp_path):
     np.testing.assert_allclose(found(x), model(x), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("chunks", "size"), nightly.also([(128, 180)], [(1024, 1)])
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("chunks", "size"), [(128, 180), (1024, 1)])
 def test_large_tables_are_saved_in_more_chunks(
     tmp_path, monkeypatch, chunks, size
 ):

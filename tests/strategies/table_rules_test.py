@@ -115,7 +115,7 @@ def examples():
 
 
 @pytest.mark.parametrize(
-    "kind", nightly.also([Adagrad, Adam], [Sgd, Momentum, RMSprop])
+    "kind", nightly.also([Adagrad], [Adam, Sgd, Momentum, RMSprop])
 )
 def test_rows_of_a_batch_move_by_the_rule_and_no_other(kind):
     strategy = strategy_with_tables()
@@ -154,9 +154,10 @@ def test_rows_of_a_batch_move_by_the_rule_and_no_other(kind):
     assert twice > STEPS
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("clip", "moved"),
-    [({"clipvalue": 0.25}, 0.5), ({"clipnorm": 1.0}, 2 / 8**0.5)],
+    [({"clipnorm": 1.0}, 2 / 8**0.5), ({"clipvalue": 0.25}, 0.5)],
 )
 def test_gradients_are_clipped_before_those_of_two_calls_are_added(clip, moved):
     """Each call's gradient of the row is 1 in each element."""

@@ -130,6 +130,7 @@ def test_steps_of_every_kind_are_the_same(way):
     twins.assert_same(found, expected, tolerance=1e-5)
 
 
+@pytest.mark.nightly
 def test_compiled_evaluation_and_prediction():
     model, _ = build(
         strategy_with_tables().scope(), OPTIMIZERS["sgd"], jit_compile=True

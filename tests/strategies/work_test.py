@@ -34,8 +34,8 @@ def test_what_is_refused(arguments, message):
 @pytest.mark.parametrize(
     "make",
     nightly.also(
-        [tfdist.AsyncStrategy, tfdist.SoftSyncStrategy],
-        [tfdist.DCASGDStrategy, tfdist.DANAStrategy],
+        [tfdist.SoftSyncStrategy],
+        [tfdist.AsyncStrategy, tfdist.DCASGDStrategy, tfdist.DANAStrategy],
     ),
 )
 def test_one_process_has_all_portions(make):

@@ -141,6 +141,7 @@ def test_updates_are_as_they_came_where_servers_lag(case, script):
     run.play(script).drain()
 
 
+@pytest.mark.nightly
 @laws.settings(max_examples=5, nightly=150)
 @given(num_workers=st.sampled_from([1, 3, 4]), script=virtual_scripts.scripts())
 def test_of_one_gradient_is_asynchronous(num_workers, script):

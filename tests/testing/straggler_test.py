@@ -109,6 +109,7 @@ def test_same_seed_and_worker_give_the_same_delays():
     assert len({tuple(draw(*pair)) for pair in [(1, 2), (2, 1), (1, 1)]}) == 3
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("distribution", straggler.DISTRIBUTIONS)
 def test_training_is_delayed_as_drawn(slept, distribution):
     slow = Straggler(

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests import nightly
 from tests.runtime.checkpoint import runs
 import tfdist
 
@@ -36,7 +37,7 @@ def check(run, other):
     assert numbers[0] == numbers[1]
 
 
-@pytest.mark.parametrize("name", ["Downpour", "averaging"])
+@pytest.mark.parametrize("name", nightly.also(["Downpour"], ["averaging"]))
 def test_each_of_two_optimizers_takes_up_its_steps(name):
     whole = new_run(name, 2)
     whole.steps(0, 1, 2)
@@ -46,6 +47,7 @@ def test_each_of_two_optimizers_takes_up_its_steps(name):
     check(resumed, whole)
 
 
+@pytest.mark.nightly
 def test_what_is_not_taken_up_yet_is_saved_again():
     whole = new_run("averaging", 2)
     whole.steps(0, 1, 2)
@@ -57,7 +59,8 @@ def test_what_is_not_taken_up_yet_is_saved_again():
     check(resumed, whole)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["averaging", "Downpour", "elastic averaging"])
 def test_a_first_step_that_runs_eagerly_goes_on_from_own_weights(name):
     whole = new_run(name, 1, run_eagerly=True)
     whole.steps(0, 1)

@@ -87,6 +87,7 @@ def number_staged(worker):
     return int(size())
 
 
+@pytest.mark.nightly
 def test_gradients_of_several_optimizers_are_known_after_a_loss():
     """The first server has lost all ledgers; it has no snapshot."""
     (worker,) = make_workers("several", 1, BoundedStaleness(3))
@@ -242,7 +243,8 @@ class CountsExamples(keras.metrics.Sum):
         return super().update_state(keras.ops.ones_like(y_true))
 
 
-@pytest.mark.parametrize("eagerly", [False, True])
+@pytest.mark.nightly
+@pytest.mark.parametrize("eagerly", [True, False])
 def test_a_step_that_is_taken_again_finds_what_is_its_own(monkeypatch, eagerly):
     # A script for four workers runs in one process as well.
     strategy = tfdist.BackupWorkersStrategy(3, on_drop="retry")
@@ -267,6 +269,7 @@ def test_a_step_that_is_taken_again_finds_what_is_its_own(monkeypatch, eagerly):
         assert logs["seen"] == [8.0]
 
 
+@pytest.mark.nightly
 def test_a_gradient_of_an_epoch_that_has_ended_is_not_computed_again():
     (worker,) = make_workers("ended", 1, Sync(on_drop="retry"))
     first, second, third = delay_test.batches(3, seed=2)
@@ -302,8 +305,10 @@ def test_what_one_fit_leaves_is_no_part_of_the_next():
     assert layer.kernel.numpy() == [[2.0]]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("dtype", "gradient", "number"), [("float16", 4e4, 2), ("bfloat16", 1, 300)]
+    ("dtype", "gradient", "number"),
+    [("float16", 4e4, 2), ("bfloat16", 1, 300)],
 )
 def test_sums_of_half_precision_neither_overflow_nor_stop(
     dtype, gradient, number

@@ -12,6 +12,7 @@ import itertools
 
 import keras
 import numpy as np
+import pytest
 
 from tests.runtime.exchange.delay_test import VirtualWorker
 from tfdist.runtime.coordination import coordination
@@ -170,6 +171,7 @@ def adam(gradients):
     return w
 
 
+@pytest.mark.nightly
 def test_adam_takes_one_step_for_each_worker_that_has_the_row():
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay(
         [HALVED_AFTER - 1], [RATE, RATE / 2]

@@ -198,6 +198,7 @@ def test_copy_is_of_what_the_worker_pulled_not_of_what_it_then_changed():
             )
 
 
+@pytest.mark.nightly
 def test_half_precision_does_not_lose_the_compensation():
     """2e-4 squared, times 1e6: neither factor fits float16; 0.08 does."""
     made = correction.DelayCompensation(1e6, None)
@@ -235,6 +236,7 @@ def test_double_precision():
         keras.config.set_floatx("float32")
 
 
+@pytest.mark.nightly
 def test_momentum_of_a_worker_that_has_left_leaves_the_sum():
     """Before and after, late gradients are corrected as DANA-Zero says."""
     method, made = Async(), correction.DANA("zero")

@@ -128,6 +128,7 @@ def test_variables_that_are_not_trainable_are_refused():
         step()
 
 
+@pytest.mark.nightly
 def test_validation_is_of_the_parameters_not_of_a_look_ahead():
     strategy = tfdist.DANAStrategy("zero")
     with strategy.scope():

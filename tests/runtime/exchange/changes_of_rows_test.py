@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 from tests.runtime.exchange import delay_test
 from tests.runtime.replicas import first_values_test
 from tfdist.runtime.recovery import restoring
@@ -78,7 +79,9 @@ def _add_to_some(worker):
     )
 
 
-@pytest.mark.parametrize("change", [_halve, _train_all_rows, _add_to_some])
+@pytest.mark.parametrize(
+    "change", nightly.also([_add_to_some], [_halve, _train_all_rows])
+)
 def test_rows_changed_in_a_step(change):
     first, other = _workers()
     for worker, number in ((first, 1), (other, 2), (first, 1), (other, 2)):
@@ -93,6 +96,7 @@ def test_rows_changed_in_a_step(change):
     _assert_pulled(other)
 
 
+@pytest.mark.nightly
 def test_rows_overwritten_with_their_averages():
     first, other = _workers(_averaging)
     order = [first, other, first, other]  # The last one overwrites.
@@ -101,7 +105,8 @@ def test_rows_overwritten_with_their_averages():
     _assert_pulled(first)
 
 
-@pytest.mark.parametrize("has_trained", [False, True])
+@pytest.mark.nightly
+@pytest.mark.parametrize("has_trained", [True, False])
 def test_rows_that_a_worker_has_assigned_for_itself(has_trained):
     first, other = _workers()
     for worker in (first, other):
@@ -125,6 +130,7 @@ def _restorer(worker):
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("is_restored", [True, False])
 def test_rows_of_a_server_that_a_worker_without_rows_restores(is_restored):
     first, other = _workers()

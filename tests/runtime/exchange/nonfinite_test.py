@@ -132,7 +132,8 @@ LOCAL = {
 }
 
 
-@pytest.mark.parametrize("name", nightly.also(["accrued"], ["elastic"]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["accrued", "elastic"])
 def test_local_weights_that_are_not_finite_make_room_for_the_servers(name):
     length, bad, method = LOCAL[name]
     strategy = tfdist.ParameterServerStrategy(local_steps=method)

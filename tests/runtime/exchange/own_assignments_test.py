@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 from tests.averaging import virtual_workers
 from tests.runtime.keras_hooks import evaluations_test
 import tfdist
@@ -96,6 +97,7 @@ def test_updates_in_a_branch_are_of_the_weights_that_a_step_has_set():
     assert float(model.w) == 4.0
 
 
+@pytest.mark.nightly
 def test_weights_set_between_two_steps_keep_what_others_did():
     def others(model):
         evaluations_test.Server(model, model.w).push()
@@ -150,6 +152,7 @@ def test_weights_that_each_worker_projects_before_its_step_do_not_add_up():
     assert float(model.of_data) == others - 2 + 2
 
 
+@pytest.mark.nightly
 def test_values_from_before_a_former_step_of_one_function_are_old():
     """As of a Lookahead: the server would compute with the newest, twice."""
     strategy = tfdist.AsyncStrategy()
@@ -217,13 +220,10 @@ class Clipped(keras.Model):
 
 @pytest.mark.parametrize(
     ("copies", "trains", "exchanges"),
-    [
-        ("server", True, 1),
-        ("worker", True, 1),
-        ("server", False, 1),
-        (None, True, 2),
-        (None, False, 1),
-    ],
+    nightly.also(
+        [("server", True, 1), (None, True, 2)],
+        [("worker", True, 1), ("server", False, 1), (None, False, 1)],
+    ),
 )
 def test_corrections_compare_with_the_weights_before_they_were_clipped(
     copies, trains, exchanges

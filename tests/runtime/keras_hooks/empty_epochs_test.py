@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests import nightly
 from tfdist import guarded_steps
 from tfdist.runtime.keras_hooks import empty_epochs
 
@@ -21,7 +22,7 @@ class _Epochs(keras.callbacks.Callback):
         self.logs.append(dict(logs))
 
 
-@pytest.mark.parametrize("empty", [{1, 2}, {0}])
+@pytest.mark.parametrize("empty", nightly.also([{0}], [{1, 2}]))
 def test_callbacks_get_no_metrics_of_an_epoch_without_a_step(tmp_path, empty):
     """A loss of 0 would be the best one for ever."""
     model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])

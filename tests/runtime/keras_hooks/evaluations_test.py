@@ -185,7 +185,8 @@ def test_what_an_evaluation_assigns_stays_here(eagerly):
     check(callback)
 
 
-@pytest.mark.parametrize("eagerly", nightly.also([False], [True]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("eagerly", [False, True])
 def test_averaged_weights_that_keras_swaps_stay_here(eagerly):
     model = made(
         tfdist.AsyncStrategy(),
@@ -256,6 +257,7 @@ def test_averages_may_not_stay_in_place_between_epochs():
         model.fit(DATA, DATA, callbacks=[swap], verbose=0)
 
 
+@pytest.mark.nightly
 def test_own_steps_outlive_an_evaluation_between_two_exchanges():
     # Of 8 steps no exchange is due before the end.
     model = made(tfdist.ParameterAveragingStrategy(period=10))
@@ -284,7 +286,7 @@ class Factor(keras.layers.Layer):
         return inputs * self.factor
 
 
-@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize("ends", nightly.also([True], [False]))
 def test_what_is_assigned_between_two_exchanges_is_evaluated_and_put_back(ends):
     """After a training step, before anything has read a weight."""
     strategy = tfdist.ParameterAveragingStrategy(period=2)

@@ -64,6 +64,7 @@ def test_models_of_a_scope_train(refusing):
     own.fit(X, Y, verbose=0)
 
 
+@pytest.mark.nightly
 def test_a_strategy_made_after_clear_session_refuses_them_as_well(refusing):
     before = outside_scope._open
     _, scope = before.popitem()

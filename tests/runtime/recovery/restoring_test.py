@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 from tests.runtime.replicas import first_values_test
 import tfdist
 from tfdist.runtime.recovery import restoring
@@ -143,6 +144,7 @@ def test_state_that_update_rules_alone_touch_stays_as_in_the_snapshot():
         assert not np.any(after[weight.value.ordinal])
 
 
+@pytest.mark.nightly
 def test_what_was_assigned_since_a_snapshot_is_newer_though_no_update_is():
     runtime, model = first_values_test.trained()
     restorer = restoring.Restorer(
@@ -175,7 +177,7 @@ def test_what_was_assigned_since_a_snapshot_is_newer_though_no_update_is():
 
 @pytest.mark.parametrize(
     "strategy",
-    [tfdist.AsyncStrategy, tfdist.BoundedStalenessStrategy],
+    nightly.also([tfdist.AsyncStrategy], [tfdist.BoundedStalenessStrategy]),
 )
 def test_a_snapshot_of_steps_without_an_optimizer_stays(strategy):
     """A worker may have older values of what other workers' steps assign."""

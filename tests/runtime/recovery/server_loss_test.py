@@ -116,6 +116,7 @@ def test_a_call_of_a_worker_whose_gradients_are_void_recovers_first():
     assert done == ["recovered", "called", "called"]
 
 
+@pytest.mark.nightly
 def test_local_steps_that_were_not_sent_are_dropped_and_counted(monkeypatch):
     strategy = tfdist.ParameterAveragingStrategy(period=4)
     with strategy.scope():

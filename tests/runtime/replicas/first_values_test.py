@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import nightly
 import tfdist
 from tfdist.runtime.replicas import replica_sync
 from tfdist.runtime.variables import variable_list
@@ -163,11 +162,10 @@ def short_names(runtime):
 
 
 # What a heartbeat told of was all before the one or the other.
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "first_missing",
-    nightly.also(
-        ["variable/3"], ["signature/0", "held", "variable/0", "signature/3"]
-    ),
+    ["variable/3", "signature/0", "held", "variable/0", "signature/3"],
 )
 def test_what_an_early_snapshot_lacks_is_filled(first_missing):
     runtime, model = trained()

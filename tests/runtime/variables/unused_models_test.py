@@ -84,9 +84,7 @@ STRATEGIES = {
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    "name", nightly.also(["async"], ["dcasgd", "sync", "diloco"])
-)
+@pytest.mark.parametrize("name", ["async", "dcasgd", "sync", "diloco"])
 def test_each_model_leaves_what_the_one_before_has_left(name):
     strategy = STRATEGIES[name]()
     runtime = strategy._runtime
@@ -117,6 +115,7 @@ def test_each_model_leaves_what_the_one_before_has_left(name):
     assert freed == []
 
 
+@pytest.mark.nightly
 def test_models_are_freed_whether_they_were_trained_or_not():
     strategy = tfdist.AsyncStrategy()
     never_trained = build(strategy)
@@ -198,6 +197,7 @@ def test_a_step_outlives_models_that_were_there_when_it_was_traced(name):
     assert int(model.optimizer.iterations) == 3
 
 
+@pytest.mark.nightly
 def test_what_all_others_have_freed_is_refused():
     strategy = tfdist.AsyncStrategy()
     model = build(strategy)
@@ -248,6 +248,7 @@ def test_who_is_unknown_to_a_server_started_again_may_be_there(monkeypatch):
     assert found._may_come_back(1, unknown)
 
 
+@pytest.mark.nightly
 def test_what_snapshots_bring_back_is_freed_again(monkeypatch):
     strategy = tfdist.AsyncStrategy()
     live_one(strategy)
@@ -264,6 +265,7 @@ def test_what_snapshots_bring_back_is_freed_again(monkeypatch):
     assert built == [found._freed]
 
 
+@pytest.mark.nightly
 def test_tensorflow_does_not_warn_of_a_program_with_many_strategies(caplog):
     for _ in range(6):
         strategy = tfdist.AsyncStrategy()
