@@ -208,6 +208,7 @@ def test_state_of_a_step_that_trains_nothing_stays_a_workers_own(monkeypatch):
     assert strategy.journal.count == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("eagerly", [True, False], ids=["eagerly", "traced"])
 @pytest.mark.parametrize(
     ("dtype", "change"), [("int64", 2**60 + 1), ("complex64", 1 + 2j)]

@@ -105,6 +105,7 @@ def test_what_is_shown_is_what_the_servers_gave_last(name, tmp_path):
     assert np.abs(model.get_weights()[0] - looks.weights[-1][0]).max() > 1e-4
 
 
+@pytest.mark.nightly
 def test_what_is_left_is_pushed_when_training_has_ended():
     strategy, model, _ = train("DiLoCo")
     ends = [

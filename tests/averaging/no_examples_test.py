@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import nightly
 from tests.strategies.twins import assert_same
 import tfdist
 
@@ -62,12 +61,8 @@ def train(scope, barrier=lambda: None):
     }
 
 
-@pytest.mark.parametrize(
-    "name",
-    nightly.also(
-        ["state averaged"], sorted(set(STRATEGIES) - {"state averaged"})
-    ),
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", STRATEGIES)
 def test_a_mean_of_no_examples_is_one_of_steps(name):
     strategy = STRATEGIES[name]()
     found = train(strategy.scope(), strategy.barrier)

@@ -113,10 +113,7 @@ CASES = {
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    "name",
-    CASES,
-)
+@pytest.mark.parametrize("name", CASES)
 def test_what_becomes_of_the_mean_of_the_weights(name):
     case = CASES[name]
     oracle = oracles.Averaging(

@@ -237,6 +237,7 @@ def test_wrong_arguments_are_refused(name, tmp_path, capsys):
         assert part in message
 
 
+@pytest.mark.nightly
 def test_by_default_there_are_rates_to_choose_from(tmp_path, monkeypatch):
     own = own_model_and_data.write(tmp_path)
     given = []

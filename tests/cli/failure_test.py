@@ -214,7 +214,7 @@ def directory(tmp_path, monkeypatch):
 
 
 # They import TensorFlow.
-SLOW = ["of its own class in a tf.function"]
+SLOW = ["in a tf.function", "of its own class in a tf.function"]
 
 
 def cause_of(program, *arguments):

@@ -242,6 +242,7 @@ def test_silent_peers_are_reported(caplog):
     assert "its weights of step 3" in told[0]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("is_suspect", [True, False])
 def test_weights_of_an_earlier_training_or_alike_are_reported(
     is_suspect, caplog

@@ -202,6 +202,7 @@ def test_other_architectures_are_taken_in_the_midst_of_training(strategy):
     np.testing.assert_allclose(watch.totals[-1], np.sum(expected), rtol=1e-4)
 
 
+@pytest.mark.nightly
 def test_models_that_are_built_by_their_first_step():
     student = keras.Sequential([layers.Dense(3)])
     exchange = ScriptedExchange([checkpoint(weights())])

@@ -4,7 +4,6 @@ import keras
 import numpy as np
 import pytest
 
-from tests import nightly
 from tests.codistillation import oracles
 from tests.codistillation.classifiers import CLASSES
 from tests.codistillation.classifiers import FEATURES
@@ -240,9 +239,8 @@ def test_language_model_with_masked_steps():
     np.testing.assert_allclose(logs["loss"], phi + psi, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "policy", nightly.also(["mixed_float16"], ["mixed_bfloat16"])
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_mixed_precision(policy):
     x, y = data()
     keras.config.set_dtype_policy(policy)

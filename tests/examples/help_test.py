@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from tests import nightly
 from tests import waits
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
@@ -14,15 +13,14 @@ STRATEGY = ("--strategy", "--worker_start", "--straggler")
 GROUPS = ("--exchange", "--burn_in_steps")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name, flags",
-    nightly.also(
-        [("train_image_classifier", STRATEGY + GROUPS)],
-        [
-            ("train_recommender", STRATEGY),
-            ("codistill_language_model", STRATEGY + GROUPS),
-        ],
-    ),
+    [
+        ("train_image_classifier", STRATEGY + GROUPS),
+        ("train_recommender", STRATEGY),
+        ("codistill_language_model", STRATEGY + GROUPS),
+    ],
 )
 def test_help_shows_flags_of_other_files(name, flags):
     done = waits.run(

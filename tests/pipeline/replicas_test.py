@@ -136,6 +136,7 @@ def test_schedules_without_flushes_have_no_servers():
             train(model)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("schedule", ["1f1b", "pipedream_2bw"])
 def test_a_loss_that_leaves_out_elements_or_sums_is_refused(schedule):
     loss = keras.losses.SparseCategoricalCrossentropy(ignore_class=-1)

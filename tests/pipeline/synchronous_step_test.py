@@ -220,6 +220,7 @@ class Counted(layers.Layer):
         return counted(inputs)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("recompute, expected", [(False, 3), (True, 5)])
 def test_recomputation_is_not_optimized_away(recompute, expected):
     layer = Counted()

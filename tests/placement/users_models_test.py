@@ -29,6 +29,7 @@ class Unbuilt(keras.Model):
         return self.b(self.a(x))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("first", ["fit", "predict"])
 def test_an_unbuilt_subclassed_model(first):
     model = Unbuilt()
@@ -46,6 +47,7 @@ def test_an_unbuilt_subclassed_model(first):
         assert np.abs(model.a.kernel.numpy() - before).max() > 0
 
 
+@pytest.mark.nightly
 def test_a_part_that_is_placed_later_trains_on():
     inner = keras.Sequential([keras.layers.Dense(4, name="in")], name="inner")
     model = keras.Sequential(
@@ -121,6 +123,7 @@ class TwoOptimizers(keras.Model):
         return {"squares": loss}
 
 
+@pytest.mark.nightly
 def test_a_model_with_a_compile_and_optimizers_of_its_own():
     part = keras.Sequential(
         [

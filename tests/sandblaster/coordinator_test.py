@@ -77,6 +77,7 @@ def test_a_call_of_fit_looks_at_its_loss_again(name):
     assert chief.iterate(2) == fresh.iterate(2)
 
 
+@pytest.mark.nightly
 def test_late_deposits_and_their_tickets_do_not_count(
     name, directory, undisturbed
 ):

@@ -220,6 +220,7 @@ def test_steps_per_epoch_batches_are_the_data(strategy):
     assert len(losses[0]) == 3
 
 
+@pytest.mark.nightly
 def test_progress_is_shown_within_an_iteration(strategy):
     seen = []
 

@@ -243,6 +243,7 @@ def test_simulated_samples_are_the_same(float64):
     assert len(counted) == 6 * SAMPLE * PORTIONS
 
 
+@pytest.mark.nightly
 def test_a_fixed_step_is_taken_whatever_the_loss_is():
     """But where it is not finite: the memory is emptied, and it begins anew."""
 

@@ -194,6 +194,7 @@ def test_a_tiny_model_on_a_slow_network_stays_on_one_machine():
     assert "links of 16 Gbit/s" in advice.verdict[2]
 
 
+@pytest.mark.nightly
 def test_more_workers_are_named_where_they_are_what_lacks():
     advice, _ = advised(measured(), "sync", num_workers=1)
     assert advice.recommended is None
@@ -202,6 +203,7 @@ def test_more_workers_are_named_where_they_are_what_lacks():
     assert remedy.prediction.speed_up == pytest.approx(2)
 
 
+@pytest.mark.nightly
 def test_heavy_computation_on_a_fast_network_is_worth_a_cluster():
     advice, _ = advised(
         measured(compute=1.0, floats=_MEGABYTE, update=0.001),

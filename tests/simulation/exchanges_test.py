@@ -196,6 +196,7 @@ def test_peers_are_what_their_definition_says():
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_at_rate_0_the_residual_stays_and_momentum_is_sent_whole(momentum):
     def build():

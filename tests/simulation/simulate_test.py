@@ -94,7 +94,8 @@ def test_one_worker_is_keras_fit_with_regularizers_dropout_and_weights(name):
     same(history, model)
 
 
-@pytest.mark.parametrize("strategy", nightly.also(["softsync:s=2"], ["async"]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("strategy", ["softsync:s=2", "async"])
 def test_embeddings_have_sparse_gradients_that_change_nothing(strategy):
     """As many batches of rows as of one-hot vectors, which are dense."""
     table = _stream.standard_normal((12, 3)).astype("float32")
@@ -237,6 +238,7 @@ def test_evaluations_come_every_so_many_epochs_and_at_the_end():
     assert history.final("loss") == pytest.approx(wanted, rel=1e-5)
 
 
+@pytest.mark.nightly
 def test_evaluations_of_methods_that_average_come_after_the_update():
     history = run(
         "softsync:s=2", epochs=3, validation_data=(quadratic.X, quadratic.Y)

@@ -3,17 +3,12 @@
 import numpy as np
 import pytest
 
-from tests import nightly
 from tfdist import simulation
 from tfdist.simulation import tasks
 
 
-@pytest.mark.parametrize(
-    "name",
-    nightly.also(
-        ["digits"], [name for name in tasks.TASKS if name != "digits"]
-    ),
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", tasks.TASKS)
 def test_embedded_tasks_can_be_learned(name):
     task = tasks.load(name)
     assert len(task.train[0]) == len(task.train[1])

@@ -275,6 +275,7 @@ def test_one_worker_is_plain_keras(strategy):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_parameters_meet_constraints():
     """Of the data, one weight would be negative."""
 

@@ -194,6 +194,7 @@ MODELS = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("kind", "model", "eagerly"),
     [
@@ -249,9 +250,8 @@ def test_it_need_not_be_compiled_with_its_step_in_the_scope(kind, is_late):
     model.fit(np.ones([2, 3]), verbose=0)
 
 
-@pytest.mark.parametrize(
-    "kind", nightly.also(["servers", "all_reduce"], ["local"])
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", ["servers", "all_reduce", "local"])
 def test_a_first_step_makes_accumulators_of_zeros(kind):
     class WithMomentum(keras.Model):
         sums = None

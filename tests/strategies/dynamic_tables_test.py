@@ -129,6 +129,7 @@ def neighbours(count):
     return ids[(splitmix(ids) >> np.uint64(1)) % np.uint64(1024) == 0][:count]
 
 
+@pytest.mark.nightly
 def test_full_table_says_so_and_loses_no_other_row(caplog):
     strategy = strategy_with_tables()
     model, table = linear(strategy, "adagrad", name="items")
@@ -360,6 +361,7 @@ def test_saved_table_goes_on_with_ids_and_slots(tmp_path):
     np.testing.assert_array_equal(run(2, "stopped", 1), run(2, "whole"))
 
 
+@pytest.mark.nightly
 def test_export_has_ids_and_rows(trained, tmp_path, monkeypatch):
     x, _ = examples()
     strategy, model, table = trained

@@ -137,6 +137,7 @@ def test_inputs():
     assert found["optimizer"][0] == 4 * len(inputs)
 
 
+@pytest.mark.nightly
 def test_constraints_and_regularizers():
     found = _assert_fits_the_same(
         lambda: compiled(

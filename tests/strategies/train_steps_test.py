@@ -150,6 +150,7 @@ class Unsaved(keras.optimizers.schedules.LearningRateSchedule):
         return 1.0 / (keras.ops.cast(step, "float32") + 1.0)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("strategy", "eagerly", "rate"),
     [
@@ -419,6 +420,7 @@ def test_dataset_from_function_is_told_its_place():
     assert [b.numpy().tolist() for b in batches] == [[0, 1], [2]]
 
 
+@pytest.mark.nightly
 def test_variables_assigned_in_a_step():
     """What a step reads after an assignment is what it has assigned."""
 

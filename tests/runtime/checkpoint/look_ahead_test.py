@@ -4,7 +4,6 @@ import keras
 import numpy as np
 import pytest
 
-from tests import nightly
 from tests.runtime.checkpoint import runs
 import tfdist
 from tfdist import correction
@@ -22,9 +21,8 @@ def new_run(eagerly, saved=None, local_steps=None, models=2):
     )
 
 
-@pytest.mark.parametrize(
-    "eagerly", nightly.also([False], [True]), ids=["traced", "eagerly"]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("eagerly", [False, True], ids=["traced", "eagerly"])
 def test_a_first_step_looks_ahead(eagerly):
     whole = new_run(eagerly)
     whole.steps(0, 1, 2)

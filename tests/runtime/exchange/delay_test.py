@@ -233,6 +233,7 @@ class Shrinking(keras.optimizers.SGD):
         super().apply(grads, trainable_variables)
 
 
+@pytest.mark.nightly
 def test_weights_set_to_a_function_of_old_ones_keep_what_others_did():
     run = next(_runs)
     workers = [

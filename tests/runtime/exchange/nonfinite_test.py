@@ -177,9 +177,10 @@ def test_fail_names_the_worker_and_what_is_not_finite():
     assert strategy.updates_applied() == [2]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("choice", "local_steps"),
-    nightly.also([("drop", 1)], [("drop", None), ("fail", None)]),
+    [("drop", 1), ("drop", None), ("fail", None)],
 )
 def test_a_momentum_of_workers_forgets_what_was_refused(choice, local_steps):
     """Also with local steps, whose momentum is of changes of weights."""

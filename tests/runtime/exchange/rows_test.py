@@ -91,6 +91,7 @@ def _pulled(model):
     return np.unique(found).tolist()
 
 
+@pytest.mark.nightly
 def test_tables_that_are_set_travel_whole_however_early_they_are():
     strategy = tfdist.AsyncStrategy()
     with strategy.scope():

@@ -286,7 +286,8 @@ class Factor(keras.layers.Layer):
         return inputs * self.factor
 
 
-@pytest.mark.parametrize("ends", nightly.also([True], [False]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("ends", [True, False])
 def test_what_is_assigned_between_two_exchanges_is_evaluated_and_put_back(ends):
     """After a training step, before anything has read a weight."""
     strategy = tfdist.ParameterAveragingStrategy(period=2)

@@ -82,6 +82,7 @@ def test_a_model_outside_may_be_used(refusing):
     assert model.predict(X, verbose=0).shape == (8, 1)
 
 
+@pytest.mark.nightly
 def test_in_one_process_a_model_outside_trains():
     tfdist.AsyncStrategy()
     made("adam").fit(X, Y, verbose=0)

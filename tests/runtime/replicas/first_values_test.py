@@ -271,6 +271,7 @@ def test_a_saved_state_is_put_back_as_a_whole_where_servers_lack_some():
     )
 
 
+@pytest.mark.nightly
 def test_what_was_trained_since_is_not_put_back_with_a_later_model():
     runtime, model = trained()
     saved = runtime.state.read()

@@ -57,6 +57,7 @@ def test_what_the_layout_names_holds_the_values():
     assert seed["pieces"] == []
 
 
+@pytest.mark.nightly
 def test_local_steps_have_clocks_of_their_own():
     strategy = tfdist.ParameterServerStrategy(local_steps=3)
     model = build(strategy)
