@@ -1,5 +1,7 @@
 """Heartbeats of workers without servers."""
 
+import queue
+import threading
 import types
 
 import pytest
@@ -44,6 +46,37 @@ def of_two(monkeypatch):
 def test_an_error_of_what_watches_does_not_end_the_heartbeats(of_two):
     of_two.look_after(5.0)
     assert "worker/task:1 at localhost:2 was started" in of_two.lost_worker()
+
+
+def test_no_thread_waits_long_for_the_answer_of_another_worker(monkeypatch):
+    """TensorFlow keeps the interpreter's lock meanwhile."""
+    asked = queue.Queue()
+    answers = threading.Semaphore(0)
+
+    def check(task, seconds):
+        asked.put(seconds)
+        answers.acquire(timeout=60.0)
+        raise tf.errors.DeadlineExceededError(None, None, "silent")
+
+    monkeypatch.setattr(peers, "_BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(private_tensorflow, "check_peer", check)
+    monkeypatch.setattr(
+        private_tensorflow, "abort_collectives", lambda code, message: None
+    )
+    addresses = ["localhost:1", "localhost:2"]
+    made = peers.Peers(ClusterConfig({"worker": addresses}, "worker", 0))
+    made.look_after(100.0)
+    # Not that long, as long as no collective has failed.
+    assert asked.get(timeout=60.0) == 1.0
+    lost = []
+    main = threading.Thread(target=lambda: lost.append(made.lost_worker()))
+    main.start()
+    while not made._has_failed:
+        main.join(0.01)
+    answers.release(2)
+    main.join(60.0)
+    made.leave()
+    assert "worker/task:1 at localhost:2 is gone" in lost[0]
 
 
 def test_the_doctor_learns_which_versions_a_worker_without_servers_runs(

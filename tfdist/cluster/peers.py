@@ -22,6 +22,9 @@ from tfdist.cluster import connection
 from tfdist.cluster import versions
 
 _BEAT_SECONDS = 1.0
+# For one question. While it waits for the answer no other thread of this
+# process runs Python: TensorFlow keeps the interpreter's lock.
+_ASKING_SECONDS = 1.0
 # What a worker that ends has just sent is to arrive.
 _FAREWELL_SECONDS = 0.3
 _START_KEY = 1
@@ -151,19 +154,21 @@ class Peers:
 
     def _beat(self, worker_timeout):
         answered = dict.fromkeys(self._addresses, time.monotonic())
+        most = min(_ASKING_SECONDS, worker_timeout)
         while not self._stop.wait(_BEAT_SECONDS):
             for name, address in self._addresses.items():
+                # After a failure the main thread waits for the answer.
+                failed = self._has_failed
+                seconds = worker_timeout if failed else most
                 try:
-                    private_tensorflow.check_peer(
-                        _full_name(name), worker_timeout
-                    )
+                    private_tensorflow.check_peer(_full_name(name), seconds)
                     answered[name] = time.monotonic()
                 except tf.errors.OpError as error:
                     silent = time.monotonic() - answered[name]
                     back = isinstance(error, tf.errors.FailedPreconditionError)
                     if self._stop.is_set():
                         return
-                    gone = self._has_failed or silent > worker_timeout
+                    gone = failed or silent > worker_timeout
                     if back or gone:
                         what = "was started again" if back else "is gone"
                         self._lost = (
