@@ -123,7 +123,7 @@ def test_who_is_late_is_waited_for_at_the_end(zygote, tmp_path):
             "worker_start": "independent",
         }
         first = cluster.start("worker", 0, "tasks:push_constants", **arguments)
-        first.expect("Waiting for .*task:1 to finish training")
+        first.expect(r"Waiting for .*task:1 to call strategy.barrier")
         cluster.start("worker", 1, "tasks:push_constants", **arguments)
         cluster.finish()
         assert first.report()["updates"] == [2 * 3]
