@@ -11,11 +11,28 @@ from tfdist import private_tensorflow
 from tfdist.cluster import ClusterConfig
 from tfdist.cluster import peers
 from tfdist.cluster import versions
+from tfdist.cluster import waiting
 
 
 @pytest.fixture
 def of_two(monkeypatch):
-    """The `Peers` of worker 0, which watches an object that raises."""
+    """The `Peers` of worker 0, with quick heartbeats."""
+    monkeypatch.setattr(peers, "_BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(
+        private_tensorflow, "abort_collectives", lambda code, message: None
+    )
+    addresses = ["localhost:1", "localhost:2"]
+    made = peers.Peers(ClusterConfig({"worker": addresses}, "worker", 0))
+    yield made
+    made.leave()
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnhandledThreadExceptionWarning"
+)
+def test_an_error_of_what_watches_does_not_end_the_heartbeats(
+    of_two, monkeypatch
+):
     looks = []
 
     class Raises:
@@ -27,28 +44,16 @@ def of_two(monkeypatch):
         if len(looks) > 1:
             raise tf.errors.FailedPreconditionError(None, None, "new")
 
-    monkeypatch.setattr(peers, "_BEAT_SECONDS", 0.01)
     monkeypatch.setattr(private_tensorflow, "check_peer", check)
-    monkeypatch.setattr(
-        private_tensorflow, "abort_collectives", lambda code, message: None
-    )
-    addresses = ["localhost:1", "localhost:2"]
-    made = peers.Peers(ClusterConfig({"worker": addresses}, "worker", 0))
     watched = Raises()
-    made.watching.add(watched)
-    yield made
-    made.leave()
-
-
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnhandledThreadExceptionWarning"
-)
-def test_an_error_of_what_watches_does_not_end_the_heartbeats(of_two):
+    of_two.watching.add(watched)
     of_two.look_after(5.0)
     assert "worker/task:1 at localhost:2 was started" in of_two.lost_worker()
 
 
-def test_no_thread_waits_long_for_the_answer_of_another_worker(monkeypatch):
+def test_no_thread_waits_long_for_the_answer_of_another_worker(
+    of_two, monkeypatch
+):
     """TensorFlow keeps the interpreter's lock meanwhile."""
     asked = queue.Queue()
     answers = threading.Semaphore(0)
@@ -58,24 +63,18 @@ def test_no_thread_waits_long_for_the_answer_of_another_worker(monkeypatch):
         answers.acquire(timeout=60.0)
         raise tf.errors.DeadlineExceededError(None, None, "silent")
 
-    monkeypatch.setattr(peers, "_BEAT_SECONDS", 0.01)
     monkeypatch.setattr(private_tensorflow, "check_peer", check)
-    monkeypatch.setattr(
-        private_tensorflow, "abort_collectives", lambda code, message: None
-    )
-    addresses = ["localhost:1", "localhost:2"]
-    made = peers.Peers(ClusterConfig({"worker": addresses}, "worker", 0))
-    made.look_after(100.0)
+    of_two.look_after(100.0)
     # Not that long, as long as no collective has failed.
     assert asked.get(timeout=60.0) == 1.0
     lost = []
-    main = threading.Thread(target=lambda: lost.append(made.lost_worker()))
+    main = threading.Thread(target=lambda: lost.append(of_two.lost_worker()))
     main.start()
-    while not made._has_failed:
-        main.join(0.01)
+    waiting.wait_until(
+        lambda: of_two._has_failed, what="the main thread", timeout=60.0
+    )
     answers.release(2)
     main.join(60.0)
-    made.leave()
     assert "worker/task:1 at localhost:2 is gone" in lost[0]
 
 
