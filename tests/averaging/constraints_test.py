@@ -29,7 +29,6 @@ CASES = {
 }
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("name", CASES)
 def test_parameters_meet_constraints_after_an_exchange(name):
     make, data, wanted = CASES[name]

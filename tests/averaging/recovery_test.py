@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 from tests.averaging.virtual_workers import VirtualWorkers
 from tests.runtime.exchange import delay_test
 import tfdist
@@ -29,8 +30,9 @@ def recover(runtime):
     server_loss.Recovery._refresh(types.SimpleNamespace(_runtime=runtime), [])
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("method", ["weights", "gradients", "own weights"])
+@pytest.mark.parametrize(
+    "method", nightly.also(["weights"], ["gradients", "own weights"])
+)
 def test_steps_before_a_recovery_are_not_pushed_after_it(method):
     made = VirtualWorkers(2, METHODS[method])
     disturbed, other = made.runtimes
@@ -70,7 +72,6 @@ def test_steps_before_a_recovery_are_not_pushed_after_it(method):
         assert (made.weights(1) != held).all()
 
 
-@pytest.mark.nightly
 def test_a_server_lost_in_the_first_step_leaves_one_outer_optimizer(
     monkeypatch,
 ):

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests import nightly
 from tests.averaging import oracles
 from tests.averaging.virtual_workers import VirtualWorkers
 from tests.averaging.virtual_workers import linear
@@ -112,8 +113,10 @@ CASES = {
 }
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    nightly.also(["DiLoCo"], sorted(set(CASES) - {"DiLoCo"})),
+)
 def test_what_becomes_of_the_mean_of_the_weights(name):
     case = CASES[name]
     oracle = oracles.Averaging(

@@ -320,9 +320,7 @@ class Stops(keras.Model):
 # The first batch is computed twice, then five at the point where `fit` begins;
 # after these, the model has a point that the iteration tries.
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    "left", [10, pytest.param(0, marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize("left", [10, 0])
 def test_a_fit_that_is_stopped_keeps_weights_and_memory(
     strategy, tmp_path, left
 ):
