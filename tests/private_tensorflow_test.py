@@ -5,8 +5,10 @@ has changed: what tfdist does with the name is in its docstring.
 """
 
 import contextlib
+import gc
 import inspect
 import re
+import threading
 
 import pytest
 import tensorflow as tf
@@ -14,6 +16,7 @@ from tensorflow.python.client import pywrap_tf_session
 from tensorflow.python.eager import context
 
 from tests import private_names
+from tests import waits
 from tfdist import one_replica
 from tfdist import private_tensorflow
 from tfdist.pipeline import strategy as pipeline_strategy
@@ -231,6 +234,30 @@ def test_auto_sharding_shares_out_elements():
     numbers = tf.data.Dataset.range(5).with_options(options)
     shared = private_tensorflow.auto_shard_dataset(numbers, 2, 1)
     assert [int(x) for x in shared] == [1, 3]
+
+
+def test_an_iterator_lives_as_long_as_its_handle():
+    ended = threading.Event()
+
+    def generate():
+        try:
+            yield from range(4)
+        finally:
+            ended.set()
+
+    iterator = iter(
+        tf.data.Dataset.from_generator(
+            generate, output_signature=tf.TensorSpec([], tf.int64)
+        )
+    )
+    next(iterator)
+    handle = private_tensorflow.handle_of_iterator(iterator)
+    assert handle.dtype == tf.resource
+    del iterator
+    gc.collect()
+    assert not ended.is_set()
+    del handle
+    assert ended.wait(waits.SECONDS)
 
 
 def test_operations_of_a_graph_can_be_changed():

@@ -87,6 +87,16 @@ def auto_shard_dataset(dataset, num_workers, index):
     return _data_distribute._AutoShardDataset(dataset, num_workers, index)
 
 
+def handle_of_iterator(iterator):
+    """Returns the handle of an iterator of a `tf.data.Dataset`, or None.
+
+    Whoever holds the last reference to it deletes the iterator, and waits for
+    that. An iterator has no public way to be deleted elsewhere. In debug mode
+    of `tf.data` it has no handle.
+    """
+    return getattr(iterator, "_iterator_resource", None)
+
+
 def number_of(tensor):
     """Returns the number of an eager tensor, larger for each later one.
 

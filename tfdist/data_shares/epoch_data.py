@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfdist import private_keras_calls
 from tfdist import private_pipelines
 from tfdist.data_shares import epoch_orders
+from tfdist.data_shares import iterators
 
 
 class EpochData:
@@ -108,7 +109,9 @@ class EpochData:
                 lambda: itertools.chain([first], iterator),
                 output_signature=spec,
             )
-            self._begun = iter(chained.with_options(self._dataset.options()))
+            self._begun = iterators.iterate(
+                chained.with_options(self._dataset.options())
+            )
             return keras.tree.map_structure(_without_optional, first)
         first = next(iter(self._source), None)
         if first is None:

@@ -5,6 +5,8 @@ import itertools
 from absl import logging
 import tensorflow as tf
 
+from tfdist.data_shares import iterators
+
 
 def seed_of(call):
     """Returns the seed of the orders of a call's epochs, a string.
@@ -51,13 +53,13 @@ class EpochIterators:
           left_out: Number of batches that the epoch begins without.
         """
         while self.drawn < first:
-            passed = iter(self._dataset)
+            passed = iterators.iterate(self._dataset)
             if self._fills_cache and not self.drawn:
                 _read(itertools.islice(passed, self._most))
             self.drawn += 1
         self.drawn += 1
         data = self._dataset.skip(left_out) if left_out else self._dataset
-        return iter(data)
+        return iterators.iterate(data)
 
 
 def _read(batches):

@@ -13,6 +13,7 @@ from tfdist import private_pipelines
 from tfdist.data_shares import arrays
 from tfdist.data_shares import epoch_orders
 from tfdist.data_shares import fresh_pipelines
+from tfdist.data_shares import iterators
 
 _AutoShardPolicy = tf.data.experimental.AutoShardPolicy
 _INSTEAD = 'use work="shares", which takes all data that `fit` takes.'
@@ -166,7 +167,7 @@ class PortionReader:
 
     def _begin(self, epoch):
         if self._is_fixed:
-            return iter(self._dataset)
+            return iterators.iterate(self._dataset)
         if self._iterators.drawn > epoch:
             self._iterators = self._begun_again()
         return self._iterators.next(epoch)

@@ -1,0 +1,118 @@
+"""Iterators of data sets are deleted in the background."""
+
+import gc
+import subprocess
+import sys
+import threading
+
+import keras
+import pytest
+import tensorflow as tf
+
+from tests import waits
+import tfdist
+from tfdist.data_shares import iterators
+
+# Only a test that fails waits for as long.
+_SECONDS = 60
+
+
+class Source:
+    """A Python generator that takes long to end."""
+
+    def __init__(self):
+        self.may_end = threading.Event()
+        # Whether it was allowed to end, once it has ended.
+        self.ended = []
+
+    def dataset(self):
+        return tf.data.Dataset.from_generator(
+            self._generate, output_signature=tf.TensorSpec([None, 1])
+        )
+
+    def _generate(self):
+        try:
+            for _ in range(4):
+                yield [[1.0]]
+        finally:
+            self.ended.append(self.may_end.wait(_SECONDS))
+
+
+def test_who_lets_go_of_an_iterator_does_not_wait_for_its_end():
+    source = Source()
+    iterator = iterators.iterate(source.dataset())
+    next(iterator)
+    del iterator
+    assert not source.ended
+    source.may_end.set()
+    waits.wait_until(lambda: source.ended, "an iterator to end")
+    assert source.ended == [True]
+
+
+def test_several_iterators_are_deleted_one_after_another():
+    sources = [Source(), Source(), Source()]
+    for source in sources:
+        source.may_end.set()
+        next(iterators.iterate(source.dataset()))
+    waits.wait_until(
+        lambda: all(source.ended for source in sources),
+        "three iterators to end",
+    )
+
+
+def test_fit_does_not_wait_for_the_end_of_its_iterator():
+    with tfdist.AsyncStrategy().scope():
+        model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    source = Source()
+    pairs = source.dataset().map(lambda x: (x, x))
+    model.fit(pairs, steps_per_epoch=2, verbose=0)
+    gc.collect()
+    assert not source.ended
+    source.may_end.set()
+    waits.wait_until(lambda: source.ended, "the iterator of fit to end")
+    assert source.ended == [True]
+
+
+@pytest.mark.nightly
+def test_an_iterator_of_debug_mode_is_left_as_it_is():
+    # It is for a whole process.
+    code = (
+        "import tensorflow as tf\n"
+        "tf.data.experimental.enable_debug_mode()\n"
+        "from tfdist.data_shares import iterators\n"
+        "print(sum(map(int, iterators.iterate(tf.data.Dataset.range(4)))))\n"
+    )
+    assert _output_of(code) == "6\n"
+
+
+@pytest.mark.nightly
+def test_the_process_ends_while_an_iterator_is_being_deleted():
+    code = (
+        "import threading, time\n"
+        "import tensorflow as tf\n"
+        "from tfdist.data_shares import iterators\n"
+        "begun = threading.Event()\n"
+        "def generate():\n"
+        "    try:\n"
+        "        yield from range(4)\n"
+        "    finally:\n"
+        "        begun.set()\n"
+        "        time.sleep(3)\n"
+        "        print('ended', flush=True)\n"
+        "made = tf.data.Dataset.from_generator(\n"
+        "    generate, output_signature=tf.TensorSpec([], tf.int64))\n"
+        "next(iterators.iterate(made))\n"
+        "assert begun.wait(60)\n"
+    )
+    assert _output_of(code) == "ended\n"
+
+
+def _output_of(code):
+    ended = waits.run(
+        [sys.executable, "-c", code],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    return ended.stdout
