@@ -40,9 +40,10 @@ def iterate(dataset):
     iterator = iter(dataset)
     handle = private_tensorflow.handle_of_iterator(iterator)
     if handle is not None:
-        _deleter.begin()
-        # The list, so that only who deletes it holds the handle.
-        weakref.finalize(iterator, _deleter.delete, [handle]).atexit = False
+        # A list, so that only who deletes it holds the handle.
+        held = [handle]
+        _deleter.begin(held)
+        weakref.finalize(iterator, _deleter.delete, held).atexit = False
     return iterator
 
 
@@ -53,15 +54,23 @@ class _Deleter:
         # Garbage may be collected anywhere, also in a call of this queue: it
         # is of the one kind that allows that.
         self._ended = queue.SimpleQueue()
+        # By the list's identity. What the process still has at its end is
+        # never deleted.
+        self._held = {}
         self._lock = threading.Lock()
         self._thread = None
         self._is_idle = threading.Event()
         self._is_idle.set()
         self._is_closed = False
 
-    def begin(self):
-        """Begins the thread, the first time."""
+    def begin(self, held):
+        """Notes an iterator; the first time, the thread begins.
+
+        Args:
+          held: A list of its handle.
+        """
         with self._lock:
+            self._held[id(held)] = held
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name="tfdist-iterators", daemon=True
@@ -72,9 +81,9 @@ class _Deleter:
         """Has an iterator deleted.
 
         Args:
-          held: A list of its handle, the last one that Python has.
+          held: The list of its handle, the last one that Python has.
         """
-        self._ended.put(held)
+        self._ended.put(self._held.pop(id(held)))
 
     def close(self):
         """Waits for a deletion that has begun, and begins no more.
