@@ -88,6 +88,17 @@ def test_the_end_of_the_wait_says_what_the_resolver_says(look_up):
         discovery.wait(300.0)
 
 
+def test_a_resolver_is_asked_once_a_second_at_most(look_up):
+    asked = []
+    answer = look_up(config_of("alive:1"))
+    discovery = server_discovery.ServerDiscovery(
+        BEFORE, lambda: asked.append(None) or answer()
+    )
+    with pytest.raises(TimeoutError):
+        discovery.wait(30.0)
+    assert 15 <= len(asked) <= 31
+
+
 def test_a_server_that_is_listed_twice_for_a_moment_is_found(look_up):
     discovery = server_discovery.ServerDiscovery(
         BEFORE,

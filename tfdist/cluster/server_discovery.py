@@ -1,6 +1,7 @@
 """Addresses of a cluster's parameter servers, and their lives."""
 
 import dataclasses
+import math
 import time
 
 from absl import logging
@@ -10,6 +11,8 @@ from tfdist.cluster import refusal
 from tfdist.cluster import versions
 from tfdist.cluster import waiting
 
+# `look_up` may ask a service that all workers ask.
+_LOOK_UP_SECONDS = 1.0
 _OF_ANOTHER = " (a server of another cluster listens there)"
 
 
@@ -28,6 +31,7 @@ class ServerDiscovery:
     def __init__(self, config, look_up=None):
         self.config = config
         self._look_up = look_up
+        self._looked_up = -math.inf
         # What `look_up` says instead of where all servers are.
         self._trouble = ""
         # What this cluster's servers tell of it: see `versions.checksum`.
@@ -123,8 +127,13 @@ class ServerDiscovery:
         )
 
     def look(self):
-        """Asks where the servers are now, and notes it in `config`."""
+        """Asks where the servers are now, and notes it in `config`.
+
+        `look_up` is called once a second at most.
+        """
         if self._look_up is None:
+            return
+        if time.monotonic() - self._looked_up < _LOOK_UP_SECONDS:
             return
         try:
             config = self._look_up()
@@ -132,6 +141,8 @@ class ServerDiscovery:
             # Some fail while a server is away.
             self._note(f"{type(error).__name__}: {error}")
             return
+        finally:
+            self._looked_up = time.monotonic()
         if config.num_ps != self.config.num_ps:
             # One is away, or is listed where it was and where it is.
             self._note(f"{config.num_ps} parameter servers")
