@@ -217,6 +217,7 @@ def _begun_as_worker(directory, word, call, has_used=False):
         cluster=types.SimpleNamespace(worker_names=("chief", "one")),
         state=state,
         commit=lambda: None,
+        pull=lambda: None,
         collect=lambda topic: word or {},
     )
     checkpoint._known = known_checkpoints.KnownCheckpoints()

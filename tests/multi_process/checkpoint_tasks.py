@@ -102,3 +102,44 @@ def resume(directory, epochs):
         slots=_slots(strategy, model),
     )
     strategy.barrier()
+
+
+class _FirstLoss(keras.callbacks.Callback):
+    """Notes the loss of the first batch."""
+
+    loss = None
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.loss is None:
+            self.loss = logs["loss"]
+
+
+def go_on_after_evaluation(callback, epochs):
+    """Evaluates, and then resumes; reports the first loss of `fit`.
+
+    Args:
+        callback: name of the callback that saves and resumes.
+        epochs: up to which to train.
+    """
+    strategy = tfdist.AsyncStrategy(fault_tolerance=tasks.PATIENT)
+    with strategy.scope():
+        optimizer = keras.optimizers.Adam(0.125)
+    model = tasks.build_sum_of_weights(strategy, optimizer)
+    model.evaluate(tasks.own_data(1.0), steps=1, verbose=0)
+    # The chief puts nothing back before all have its first values.
+    strategy.barrier()
+    if callback == "ClusterCheckpoint":
+        resuming = ClusterCheckpoint("saved")
+    else:
+        resuming = keras.callbacks.BackupAndRestore(
+            "saved", delete_checkpoint=False
+        )
+    first = _FirstLoss()
+    model.fit(
+        tasks.own_data(1.0),
+        steps_per_epoch=4,
+        epochs=epochs,
+        verbose=0,
+        callbacks=[resuming, first],
+    )
+    handshake.report(loss=first.loss)

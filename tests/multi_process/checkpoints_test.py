@@ -126,3 +126,26 @@ def test_saved_is_of_one_moment_and_resumed_by_another_cluster(
         assert len(after) == 2
         total = np.array(slots[key.replace("/momenta", "/sum")])
         np.testing.assert_allclose(total, after.sum(0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("callback", ["ClusterCheckpoint", "BackupAndRestore"])
+def test_who_evaluates_first_resumes_with_what_was_saved(
+    zygote, tmp_path, callback
+):
+    losses = []
+    for epochs in (1, 2):
+        with ClusterUnderTest(zygote, tmp_path, num_workers=2) as cluster:
+            cluster.start_servers()
+            workers = cluster.start_workers(
+                "checkpoint_tasks:go_on_after_evaluation",
+                callback=callback,
+                epochs=epochs,
+            )
+            cluster.finish()
+        losses.append([worker.report()["loss"] for worker in workers])
+    # The loss is the sum of all weights. Adam takes 0.125 from each in a step,
+    # and what was saved is of four steps or more.
+    begun, resumed = losses
+    assert 0.0 in begun
+    number = sum(int(np.prod(shape)) for shape in tasks.SHAPES)
+    assert max(resumed) < 0.99 * 4 * -0.125 * number

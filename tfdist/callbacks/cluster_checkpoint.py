@@ -156,6 +156,9 @@ class ClusterCheckpoint(keras.callbacks.Callback):
             return
         if told["number"] is None:
             return
+        if told["restored"]:
+            # This worker may have others, by an evaluation before `fit`.
+            self._strategy.pull()
         is_new = self._known.header(self._files.path(told["number"])) is None
         if self._known.has_used(self._files.directory) and not (
             told["restored"] and is_new

@@ -190,16 +190,22 @@ class Runtime:
         self.unused_models.tidy()
         self.server_functions.tidy()
 
-    def pull(self):
+    def pull(self, only_committed=False):
         """Refreshes all local replicas from the servers.
 
         In the middle of local steps they show what came last instead.
+
+        Args:
+          only_committed: Whether those of new variables are left as they are:
+            to commit them, a worker waits for the chief.
         """
         with private_tensorflow.outside_of_functions():
             self.evaluations.restore_if_over()
             self._tidy()
             if self.local.before_pull():
-                self.synchronizer.pull_all()
+                if not only_committed:
+                    self.synchronizer.commit()
+                self.synchronizer.pull_committed()
                 self.local.after_pull()
 
     def show_ahead(self):

@@ -192,7 +192,8 @@ class TrainingState(tf.train.experimental.PythonState):
             return
         with runtime.synchronizer.own_writes():
             yield
-        runtime.pull()
+        # In `fit` the chief may wait until this worker has loaded.
+        runtime.pull(only_committed=True)
 
     def _restore(self, saved, on_servers):
         store = self._store

@@ -185,11 +185,6 @@ class Synchronizer:
         """Number of variables that the servers hold, an int."""
         return self._first.held()
 
-    def pull_all(self):
-        """Refreshes every replica of this worker."""
-        self.commit()
-        self.pull_committed()
-
     def pull_committed(self):
         """Refreshes every replica of what servers are known to hold."""
         if not self._committed:
@@ -253,8 +248,12 @@ class Synchronizer:
                 self.pull_together()
                 self._runtime.local.after_pull()
             return
+        self._refresh_if_lazy(variable)
+
+    def _refresh_if_lazy(self, variable):
         if not _is_lazy(variable):
             return
+        evaluations = self._runtime.evaluations
         exchanges = self._runtime.journal.exchanges
         for batch in self._batches:
             first, end, refreshed_at = batch
@@ -284,8 +283,12 @@ class Synchronizer:
         So no read refreshes them before this worker's next exchange: until
         then, what is assigned here alone stays.
         """
-        if _is_lazy(variable) and not self._writes_pass:
-            self.before_read(variable)
+        if self._writes_pass or not self._is_committed(variable):
+            return
+        # Not what saving reads: Keras's code loads, too, and what it has made
+        # for that may wait for a chief that waits until it is loaded.
+        if not self._runtime.evaluations.holds(variable):
+            self._refresh_if_lazy(variable)
 
     def after_write(self, variable):
         """Passes an eager assignment on to the servers."""
