@@ -60,17 +60,21 @@ def test_several_iterators_are_deleted_one_after_another():
     )
 
 
-def test_fit_does_not_wait_for_the_end_of_its_iterator():
+@pytest.mark.parametrize(
+    ("call", "steps"),
+    [("fit", "steps_per_epoch"), ("evaluate", "steps"), ("predict", "steps")],
+)
+def test_keras_does_not_wait_for_the_end_of_its_iterator(call, steps):
     with tfdist.AsyncStrategy().scope():
         model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
     source = Source()
     pairs = source.dataset().map(lambda x: (x, x))
-    model.fit(pairs, steps_per_epoch=2, verbose=0)
+    getattr(model, call)(pairs, **{steps: 2}, verbose=0)
     gc.collect()
     assert not source.ended
     source.may_end.set()
-    waits.wait_until(lambda: source.ended, "the iterator of fit to end")
+    waits.wait_until(lambda: source.ended, "the iterator of Keras to end")
     assert source.ended == [True]
 
 
@@ -83,7 +87,7 @@ def test_an_iterator_of_debug_mode_is_left_as_it_is():
         "from tfdist.data_shares import iterators\n"
         "print(sum(map(int, iterators.iterate(tf.data.Dataset.range(4)))))\n"
     )
-    assert _output_of(code) == "6\n"
+    assert _run(code).stdout == "6\n"
 
 
 @pytest.mark.nightly
@@ -98,21 +102,23 @@ def test_the_process_ends_while_an_iterator_is_being_deleted():
         "        yield from range(4)\n"
         "    finally:\n"
         "        begun.set()\n"
-        "        time.sleep(3)\n"
+        "        time.sleep(8)\n"
         "        print('ended', flush=True)\n"
         "made = tf.data.Dataset.from_generator(\n"
         "    generate, output_signature=tf.TensorSpec([], tf.int64))\n"
         "next(iterators.iterate(made))\n"
         "assert begun.wait(60)\n"
     )
-    assert _output_of(code) == "ended\n"
+    ended = _run(code)
+    assert ended.stdout == "ended\n"
+    assert "Waits for TensorFlow to delete" in ended.stderr
 
 
-def _output_of(code):
-    ended = waits.run(
+def _run(code):
+    return waits.run(
         [sys.executable, "-c", code],
         check=True,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     )
-    return ended.stdout

@@ -9,6 +9,7 @@ iterators are deleted in a thread of their own.
 """
 
 import atexit
+import itertools
 import queue
 import sys
 import threading
@@ -40,10 +41,8 @@ def iterate(dataset):
     iterator = iter(dataset)
     handle = private_tensorflow.handle_of_iterator(iterator)
     if handle is not None:
-        # A list, so that only who deletes it holds the handle.
-        held = [handle]
-        _deleter.begin(held)
-        weakref.finalize(iterator, _deleter.delete, held).atexit = False
+        key = _deleter.keep(handle)
+        weakref.finalize(iterator, _deleter.delete, key).atexit = False
     return iterator
 
 
@@ -51,39 +50,45 @@ class _Deleter:
     """A thread that deletes iterators, one after another."""
 
     def __init__(self):
-        # Garbage may be collected anywhere, also in a call of this queue: it
-        # is of the one kind that allows that.
+        # Keys of iterators that have ended. Garbage may be collected anywhere,
+        # also in a call of this queue: it is of the one kind that allows that.
         self._ended = queue.SimpleQueue()
-        # By the list's identity. What the process still has at its end is
-        # never deleted.
-        self._held = {}
+        self._keys = itertools.count()
+        # By key. What the process still has at its end is never deleted: the
+        # thread has this object as long as there is a process.
+        self._handles = {}
         self._lock = threading.Lock()
         self._thread = None
         self._is_idle = threading.Event()
         self._is_idle.set()
         self._is_closed = False
 
-    def begin(self, held):
-        """Notes an iterator; the first time, the thread begins.
+    def keep(self, handle):
+        """Keeps an iterator until `delete`; the first time, the thread begins.
 
         Args:
-          held: A list of its handle.
+          handle: Its handle.
+
+        Returns:
+          Its key.
         """
         with self._lock:
-            self._held[id(held)] = held
+            key = next(self._keys)
+            self._handles[key] = handle
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name="tfdist-iterators", daemon=True
                 )
                 self._thread.start()
+        return key
 
-    def delete(self, held):
-        """Has an iterator deleted.
+    def delete(self, key):
+        """Has an iterator deleted, soon.
 
         Args:
-          held: The list of its handle, the last one that Python has.
+          key: As `keep` gave it.
         """
-        self._ended.put(self._held.pop(id(held)))
+        self._ended.put(key)
 
     def close(self):
         """Waits for a deletion that has begun, and begins no more.
@@ -94,7 +99,7 @@ class _Deleter:
         self._is_closed = True
         if self._is_idle.wait(_UNSAID_SECONDS):
             return
-        logging.info(
+        logging.warning(
             "Waits for TensorFlow to delete the iterator of a data set, which "
             "takes up to a minute."
         )
@@ -102,37 +107,32 @@ class _Deleter:
 
     def _run(self):
         while True:
-            held = self._ended.get()
+            key = self._ended.get()
             self._is_idle.clear()
-            if self._is_closed:
-                break
-            _delete(held)
+            if not self._is_closed:
+                self._delete(key)
             self._is_idle.set()
-        self._is_idle.set()
-        # The process ends: who let go of an iterator now would wait.
-        threading.Event().wait()
 
+    def _delete(self, key):
+        """Deletes an iterator, in an operation of TensorFlow's.
 
-def _delete(held):
-    """Deletes an iterator, in an operation of TensorFlow's.
-
-    A queue of TensorFlow's holds the last reference to it, and is deleted.
-    """
-    handle = held.pop()
-    end = time.monotonic() + _IN_USE_SECONDS
-    # The iterator, which tells of its end before it lets go of its handle.
-    while sys.getrefcount(handle) > _OWN_REFERENCES:
-        if time.monotonic() > end:
-            return  # Who still has it deletes it.
-        time.sleep(_POLL_SECONDS)
-    try:
-        with tf.device(handle.device):
-            last = tf.queue.FIFOQueue(1, [tf.resource], [[]])
-            last.enqueue(handle)
-        del handle, last
-    except tf.errors.OpError as error:
-        # It ends with `handle` all the same.
-        logging.debug("An iterator was not handed over: %s", error)
+        A queue of TensorFlow's holds the last reference to it, and is deleted.
+        """
+        handle = self._handles.pop(key)
+        end = time.monotonic() + _IN_USE_SECONDS
+        # The iterator, which tells of its end before it lets go of its handle.
+        while sys.getrefcount(handle) > _OWN_REFERENCES:
+            if time.monotonic() > end:
+                return  # Who still has it deletes it.
+            time.sleep(_POLL_SECONDS)
+        try:
+            with tf.device(handle.device):
+                last = tf.queue.FIFOQueue(1, [tf.resource], [[]])
+                last.enqueue(handle)
+            del handle, last
+        except tf.errors.OpError as error:
+            # It ends with `handle` all the same.
+            logging.debug("An iterator was not handed over: %s", error)
 
 
 _deleter = _Deleter()
