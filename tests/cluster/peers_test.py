@@ -78,6 +78,40 @@ def test_no_thread_waits_long_for_the_answer_of_another_worker(
     assert "worker/task:1 at localhost:2 is gone" in lost[0]
 
 
+def test_sums_end_with_an_error_once_one_waits_for_a_worker_that_is_gone(
+    of_two, monkeypatch
+):
+    """TensorFlow logs an error: not of workers whose training is over."""
+    ended = queue.Queue()
+    looks = threading.Semaphore(0)
+
+    class Sums:
+        is_under_way = False
+
+        def look(self):
+            looks.release()
+            return self.is_under_way
+
+    def check(task, seconds):
+        raise tf.errors.FailedPreconditionError(None, None, "new")
+
+    monkeypatch.setattr(private_tensorflow, "check_peer", check)
+    monkeypatch.setattr(
+        private_tensorflow,
+        "abort_collectives",
+        lambda code, message: ended.put(message),
+    )
+    sums = Sums()
+    of_two.watching.add(sums)
+    of_two.look_after(5.0)
+    for _ in range(3):
+        assert looks.acquire(timeout=60.0)
+    assert ended.empty()
+    assert "worker/task:1 at localhost:2 was started" in of_two.lost_worker()
+    sums.is_under_way = True
+    assert "worker/task:1 at localhost:2" in ended.get(timeout=60.0)
+
+
 def test_the_doctor_learns_which_versions_a_worker_without_servers_runs(
     monkeypatch,
 ):

@@ -75,8 +75,7 @@ class Collectives:
         # What was seen there, and when it was first.
         self._seen = {}
         self._eager = {}
-        if seconds:
-            peers.watching.add(self)
+        peers.watching.add(self)
 
     def sum(self, vector, name, piece=None):
         """Builds the sum of all workers' vectors.
@@ -129,18 +128,25 @@ class Collectives:
         return self._tokens[piece]
 
     def look(self):
-        """Ends all sums if one has waited for too long; at each heartbeat."""
+        """Ends all sums if one has waited for too long; at each heartbeat.
+
+        Returns:
+          Whether a sum is under way.
+        """
         now = time.monotonic()
+        is_under_way = False
         for piece, token in list(self._tokens.items()):
             since = float(token.numpy())
+            is_under_way |= since != 0.0
             if self._seen.get(piece, (None,))[0] != since:
                 self._seen[piece] = since, now
-            elif since and now - self._seen[piece][1] > self._seconds:
+            elif since and 0 < self._seconds < now - self._seen[piece][1]:
                 self._peers.watching.discard(self)  # Once is for good.
                 private_tensorflow.abort_collectives(
                     tf.errors.DEADLINE_EXCEEDED,
                     f"A sum over the workers took over {self._seconds:g} s.",
                 )
+        return is_under_way
 
     def gather(self, row, name):
         """Returns all workers' rows of whole numbers.

@@ -70,7 +70,9 @@ class Peers:
       config: The `ClusterConfig`.
 
     Attributes:
-      watching: Objects whose `look` is called at each heartbeat, a weak set.
+      watching: Weak set of objects with sums over the workers. At each
+        heartbeat their `look` is called, which returns whether one of their
+        sums is under way.
     """
 
     def __init__(self, config):
@@ -177,19 +179,28 @@ class Peers:
                             "workers again, from a checkpoint."
                         )
                         self._lost_is_known.set()
-                        private_tensorflow.abort_collectives(
-                            tf.errors.UNAVAILABLE, self._lost
-                        )
+                        self._end_sums()
                         return
             self._look()
 
+    def _end_sums(self):
+        # Not before a sum waits: after training a worker may well go on alone,
+        # and TensorFlow logs as an error that it can have no more sums.
+        while not self._look():
+            if self._stop.wait(_BEAT_SECONDS):
+                return
+        private_tensorflow.abort_collectives(
+            tf.errors.UNAVAILABLE, self._lost
+        )
+
     def _look(self):
+        """Returns whether a sum is under way, or may be."""
         # Whatever an error means for sums: the heartbeats go on.
         try:
-            for one in list(self.watching):
-                one.look()
+            return any([one.look() for one in list(self.watching)])
         except Exception:
             logging.exception("Looking after sums that take long has failed.")
+            return True
 
     def lost_worker(self):
         """Waits until it is known whether a worker is gone.
