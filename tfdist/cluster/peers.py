@@ -189,15 +189,14 @@ class Peers:
         while not self._look():
             if self._stop.wait(_BEAT_SECONDS):
                 return
-        private_tensorflow.abort_collectives(
-            tf.errors.UNAVAILABLE, self._lost
-        )
+        private_tensorflow.abort_collectives(tf.errors.UNAVAILABLE, self._lost)
 
     def _look(self):
         """Returns whether a sum is under way, or may be."""
         # Whatever an error means for sums: the heartbeats go on.
         try:
-            return any([one.look() for one in list(self.watching)])
+            under_way = [one.look() for one in list(self.watching)]
+            return any(under_way)
         except Exception:
             logging.exception("Looking after sums that take long has failed.")
             return True
