@@ -9,6 +9,7 @@ import tensorflow as tf
 import tfdist
 from tfdist.all_reduce import consistency
 from tfdist.all_reduce.consistency import Moment
+from tfdist.program_error import ProgramError
 
 
 class Others:
@@ -31,7 +32,7 @@ class Others:
 )
 def test_a_worker_that_is_elsewhere_is_named(other, needs_batch):
     both = consistency.Consistency(Others(0, other), ("one", "two"))
-    with pytest.raises(RuntimeError, match="two is at .* one at") as caught:
+    with pytest.raises(ProgramError, match="two is at .* one at") as caught:
         both.meet(Moment.END_OF_FIT, 1)
     assert ("each worker needs one" in str(caught.value)) is needs_batch
 

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.all_reduce.variables import plain
+from tfdist.program_error import ProgramError
 from tfdist.saved_state import ModelMismatchError
 
 
@@ -63,7 +64,7 @@ class Consistency:
           All workers' numbers, an array of a row for each worker.
 
         Raises:
-          RuntimeError: Another worker is elsewhere in its program.
+          ProgramError: Another worker is elsewhere in its program.
         """
         row = [int(moment), *numbers, *[0] * (4 - len(numbers))]
         rows = self._collectives.gather(row, "meeting")
@@ -74,7 +75,7 @@ class Consistency:
                 "the first batch on: each worker needs one in its first `fit`."
             )
         for worker in _differ(rows[:, 0]):
-            raise RuntimeError(
+            raise ProgramError(
                 f"{self._names[worker]} is at {_AT[rows[worker, 0]]} and "
                 f"{self._names[0]} at {_AT[rows[0, 0]]}: all workers must run "
                 f"the same program, call for call.{needs_batch}"

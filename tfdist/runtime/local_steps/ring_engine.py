@@ -14,6 +14,7 @@ from tfdist.all_reduce import fit as fit_lib
 from tfdist.all_reduce import tail as tail_lib
 from tfdist.all_reduce.consistency import DifferentValuesError
 from tfdist.all_reduce.consistency import Moment
+from tfdist.program_error import ProgramError
 from tfdist.runtime.local_steps import ring as ring_lib
 
 
@@ -99,7 +100,7 @@ class RingEngine:
         for inner in self.local.inners:
             if ring_lib.number_of(inner) == number:
                 return inner
-        raise RuntimeError(
+        raise ProgramError(
             "Another worker trains a model that this one has deleted, or has "
             "never trained. Without servers all workers have to train the same "
             "model at the same time."
