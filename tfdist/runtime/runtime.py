@@ -290,11 +290,12 @@ class Runtime:
         """
         if self.evaluations.keep(variable):
             return False
+        passes = True
         if self.synchronizer.holds(variable):
-            self.chief_decisions.before_write(variable)
+            passes = self.chief_decisions.before_write(variable)
         self.local.before_read(variable)
         self.synchronizer.before_write(variable)
-        return True
+        return passes
 
     def after_eager_write(self, variable):
         """Called after a replica was assigned eagerly, to pass that on."""

@@ -205,12 +205,16 @@ def test_when_the_chief_waits_for_all_to_begin(number, reads, waits, looks):
     worker = Worker(0, table(begun, before, begun), table(*[begun] * 3))
     worker.runtime.coordination = types.SimpleNamespace(waits=waits)
     worker.chief_decisions._take_over = lambda: None
+    # One of them may have asked for what is new before it begins.
+    committed_at = []
+    worker.runtime.commit = lambda: committed_at.append(worker.reads)
     fit = worker.begin(number)
     position = worker.chief_decisions.position
     for name in ("reads_backup", "reads_checkpoint"):
         setattr(position, name, name == reads)
     worker.chief_decisions._tell_begun(fit)
     assert worker.reads == looks
+    assert committed_at == [0] * bool(looks)
 
 
 @pytest.mark.parametrize(("first_epoch", "is_seen"), [(2, True), (3, False)])
@@ -228,9 +232,66 @@ def test_a_backup_that_only_the_chief_sees_is_refused(first_epoch, is_seen):
         expected = pytest.raises(ValueError, match="resumed .* epoch 4, .* 3")
     with expected:
         decisions._tell_begun(fit)
-    assert worker.reads == 2
+    assert worker.reads == 3
     has_begun = decisions._fits.word.reached == fit_progress.begun(1)
     assert has_begun == is_seen
+
+
+@pytest.mark.parametrize(
+    ("committed", "is_held", "begins", "takes_over"),
+    {
+        "an evaluation of this worker": (1, True, True, True),
+        "one of the chief": (0, True, True, True),
+        "none": (0, False, True, False),
+        "in the midst of training": (0, True, False, False),
+    }.values(),
+)
+def test_a_first_call_begins_with_what_the_chief_has_set_before_it(
+    committed, is_held, begins, takes_over
+):
+    before, begun = table(0), table(fit_progress.begun(1))
+    worker, done = Worker(1, *[before] * begins, begun), []
+    worker.runtime.committed = committed
+    worker.runtime.is_held = lambda: is_held
+    worker.chief_decisions._take_over = lambda: done.append(worker.reads)
+    worker.chief_decisions._tell_begun(worker.begin(1))
+    assert len(done) == takes_over
+    # When the chief has begun it.
+    assert worker.reads > begins
+
+
+@pytest.mark.parametrize(
+    ("others", "has_joined", "exchanges", "has_added", "passes"),
+    {
+        "the first start": (0, False, 0, False, True),
+        "back to training": (1, True, 0, False, False),
+        "back to servers alone": (0, True, 0, False, True),
+        "back to servers that have lost it": (1, True, 0, True, True),
+        "back, and trained since": (1, True, 3, False, True),
+    }.values(),
+)
+def test_a_chief_that_comes_back_does_not_set_what_others_have_trained(
+    others, has_joined, exchanges, has_added, passes, caplog
+):
+    """Its script loads weights before `fit`, as it did when all began."""
+    begun = fit_progress.begun(1) * others
+    worker, done = Worker(0, table(begun, begun, begun)), []
+    worker.membership.former = table(begun)[0]
+    worker.runtime.synchronizer = types.SimpleNamespace(
+        writes_pass=True, has_joined=has_joined, has_added=has_added
+    )
+    worker.runtime.journal.exchanges = exchanges
+    decisions = worker.chief_decisions
+    decisions._take_over = lambda: done.append(1)
+    # Places are of steps: the others' first one is made.
+    place = (0, 1) if others else (0, 0)
+    decisions._turns.position = lambda number: place
+    weight = types.SimpleNamespace(role=Role.PARAMETER, name="kernel")
+    assert decisions.before_write(weight) == passes
+    assert ("'kernel' was assigned by a chief" in caplog.text) != passes
+    decisions._tell_begun(worker.begin(1))
+    # Its own steps begin with what the servers have.
+    assert len(done) == (not passes)
 
 
 def test_a_call_begins_over_the_loss_of_a_server():

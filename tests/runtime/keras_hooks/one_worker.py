@@ -39,12 +39,18 @@ class Worker:
         )
         self.runtime = types.SimpleNamespace(
             store=store,
-            journal=types.SimpleNamespace(count=0, begun=0),
+            journal=types.SimpleNamespace(count=0, begun=0, exchanges=0),
             wait=functools.partial(
                 waiting.wait_while_it_gets_on,
                 stalled_after=lambda: 0.3,
                 progress=lambda: [0],
             ),
+            synchronizer=types.SimpleNamespace(
+                writes_pass=True, has_joined=False, has_added=False
+            ),
+            committed=0,
+            is_held=lambda: False,
+            commit=lambda: None,
             local=None,
             coordination=None,
             work=queued_work.NoQueuedWork(),

@@ -173,7 +173,7 @@ def test_the_end_of_a_call_that_is_passed_leaves_weights_to_the_others():
         weight = tf.Variable(1.0)
     strategy._runtime.commit()
     decisions = types.SimpleNamespace(
-        is_passed=True, before_write=lambda variable: None
+        is_passed=True, before_write=lambda variable: True
     )
     strategy._runtime.chief_decisions = decisions
     for is_passed, value in ((True, 1.0), (False, 2.0)):

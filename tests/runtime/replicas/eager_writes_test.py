@@ -27,9 +27,9 @@ def test_what_a_worker_assigns_stays_until_its_next_exchange():
     trained = float(mean.numpy()[0])
     fit(model)
     # As on a worker that is not the chief.
-    synchronizer._writes_pass = False
+    synchronizer.writes_pass = False
     mean.assign([7.0])
-    synchronizer._writes_pass = True
+    synchronizer.writes_pass = True
     assert mean.numpy() == [7.0]
     fit(model)
     # Servers have not heard of it: m <- 0.99 m + 0.01, four times.

@@ -214,6 +214,8 @@ class TrainingState(tf.train.experimental.PythonState):
             if known:
                 self._write_slots(known)
                 self._put_ahead(known)
+        else:
+            self._put_clocks(store.variables[: self._runtime.committed])
         saved_slots.put_on_worker(self._runtime.corrector, self._saved.arrays)
         if self._on_servers and self._runtime.committed:
             self._runtime.show_ahead()
@@ -235,6 +237,15 @@ class TrainingState(tf.train.experimental.PythonState):
         if variable.ordinal not in self._placed:
             self._placed.add(variable.ordinal)
             variable.assign(tf.constant(value, variable.dtype))
+
+    def _put_clocks(self, variables):
+        """Puts back the steps that each worker goes on counting itself."""
+        for variable in variables:
+            value = self._array(_name(variable))
+            is_new = variable.ordinal not in self._placed
+            if variable.role is Role.CLOCK and is_new and value is not None:
+                self._placed.add(variable.ordinal)
+                variable.assign_replica(tf.constant(value, variable.dtype))
 
     def _more_updates(self):
         """Updates that the servers have counted since those of the file.
@@ -350,6 +361,11 @@ class TrainingState(tf.train.experimental.PythonState):
             version = tf.constant(self.first_version, tf.int64)
             if begins:
                 self._store.set_pulled_version(shard, version)
+
+    def after_taking_over(self, variables):
+        """Called when it has taken over what servers hold of new variables."""
+        if not self._on_servers:
+            self._put_clocks(variables)
 
     def servers_lacked(self, variables):
         """Called when this worker has added what servers had lost.

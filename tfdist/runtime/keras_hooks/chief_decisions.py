@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfdist import private_keras_calls
 from tfdist.cluster import fit_progress
+from tfdist.cluster import waiting
 from tfdist.program_error import ProgramError
 from tfdist.runtime.exchange.pull_response import assign
 from tfdist.runtime.keras_hooks import fit_call
@@ -53,6 +54,7 @@ class ChiefDecisions:
         self._membership = membership
         self._fits = membership.fits
         self.is_chief = config.worker_id == fit_turns.CHIEF
+        self._start_timeout = patience["start_timeout"]
         self._turns = fit_turns.FitTurns(
             runtime.store,
             membership,
@@ -280,14 +282,43 @@ class ChiefDecisions:
 
         Args:
           variable: The `ReplicaVariable`.
+
+        Returns:
+          Whether servers are to get what is assigned, if they get it from this
+          worker.
         """
         self._wrote = True
+        passes = self.is_chief and self._runtime.synchronizer.writes_pass
+        if passes and self._has_come_back():
+            if not self._warned:
+                self._warned = True
+                logging.warning(
+                    "Variable %r was assigned by a chief that was started "
+                    "again: the servers keep their value, which is newer, and "
+                    "this worker takes it over when `fit` begins.",
+                    variable.name,
+                )
+            return False
         self._has_set |= variable.role in _WEIGHTS
         fit = self._fit
         if fit is not None and fit.is_in_loop and self._fits.is_running():
-            return
+            return True
         if self.is_chief:
             self._turns.wait_for_others(self._fits.word.number)
+        return True
+
+    def _has_come_back(self):
+        """Whether this process comes back to training, and has made no step.
+
+        Until then its script does what it did before the training.
+        """
+        runtime = self._runtime
+        if runtime.journal.exchanges or not runtime.synchronizer.has_joined:
+            return False
+        # What servers have lost and this worker has added may be no newer.
+        if runtime.synchronizer.has_added:
+            return False
+        return self._turns.position(1) != (0, 0)
 
     def after_callbacks(self):
         """Called when the user's callbacks have seen a batch or an epoch."""
@@ -375,13 +406,15 @@ class ChiefDecisions:
                 or self.position.reads_checkpoint
             )
             if waits or self.position.reads_backup:
+                # Of a new model one of them may have asked before it begins.
+                self._runtime.commit()
                 self._turns.wait_for_others_to_begin(fit.number)
-            if fit.number > 1:
+            if fit.number > 1 or (self._wrote and self._has_come_back()):
                 self._take_over()
             self._wrote = False
             return
         begun, chief = fit_progress.begun(fit.number), None
-        takes_over = fit.number > 1 or self._wrote
+        takes_over = fit.number > 1 or self._wrote or self._are_earlier(begun)
         if takes_over or self.position.reads_backup:
             chief = self._turns.wait_for_chief(
                 begun, f"to begin call {fit.number} of fit"
@@ -399,6 +432,32 @@ class ChiefDecisions:
         elif self.position.goes_on:
             # It makes no step with the rates that training began with.
             fit.told = self._turns.chief().word
+
+    def _are_earlier(self, begun):
+        """Whether servers' first values may be from before the call of `fit`.
+
+        The chief may set others until it begins it. Waits for first values,
+        as the first step would, or until the chief begins.
+
+        Args:
+          begun: The beginning of the chief's call, of `fit_progress`.
+        """
+        if self._runtime.committed:
+            return True
+        has_begun = False
+
+        def look():
+            nonlocal has_begun
+            has_begun = self._turns.chief().word.reached >= begun
+            return has_begun or self._store.call(self._runtime.is_held)
+
+        waiting.wait_until(
+            look,
+            what="the chief to initialise the variables of this model",
+            timeout=self._start_timeout,
+            hint="Is the chief running, and does it build this model?",
+        )
+        return not has_begun
 
     def _tell(self, **changes):
         self._fits.tell(**changes)

@@ -11,6 +11,7 @@ from tfdist.runtime.keras_hooks import adapted_layers
 from tfdist.runtime.keras_hooks import empty_epochs
 from tfdist.runtime.keras_hooks import full_tables
 from tfdist.runtime.keras_hooks import table_saving
+from tfdist.runtime.keras_hooks import warm_start
 from tfdist.saving import callbacks
 from tfdist.saving import models
 
@@ -20,7 +21,7 @@ def before_data(runtime, before_training, request, shares):
 
     Args:
       runtime: The `Runtime`; its replicas are refreshed before an evaluation.
-      before_training: Called before this worker begins to train.
+      before_training: Called before this worker's first step in `fit`.
       request: The `DataRequest`.
       shares: Number of shares of the data; None where it is not shared out.
 
@@ -52,7 +53,6 @@ def before_data(runtime, before_training, request, shares):
     table_saving.check(tables, private_keras_calls.callbacks_of(frame))
     running = running_fit.begin(frame)
     runtime.work.watch(running)
-    before_training()
     call = functools.partial(runtime.work.call, runtime.call_in_fit)
     has_tables = runtime.store.tables.from_bytes is not None
     if has_tables and runtime.store.is_chief:
@@ -62,6 +62,8 @@ def before_data(runtime, before_training, request, shares):
     call = functools.partial(empty.call, call)
     adapted = adapted_layers.AdaptedLayers(model, runtime.commit)
     call = functools.partial(adapted.call, call)
+    turn = warm_start.Turn(before_training)
+    call = functools.partial(turn.call, call)
     runtime.chief_decisions.watch(frame, running)
     call = functools.partial(runtime.chief_decisions.call, call)
     runtime.watch(running, frame)

@@ -23,6 +23,26 @@ class WorkerStart(enum.Enum):
     INDEPENDENT = "independent"
 
 
+class Turn:
+    """Waits for a worker's turn at its first step in a call of `fit`.
+
+    Not before: its callbacks read what the chief's are to write anew.
+
+    Args:
+      wait: Callable without arguments that waits.
+    """
+
+    def __init__(self, wait):
+        self._wait = wait
+
+    def call(self, call_in_fit, function, *args):
+        """Calls a training step of `fit`; waits before the first one."""
+        wait, self._wait = self._wait, None
+        if wait is not None:
+            wait()
+        return call_in_fit(function, *args)
+
+
 class WarmStart:
     """Makes workers wait until those before them have trained for a while.
 

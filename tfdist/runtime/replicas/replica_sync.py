@@ -49,13 +49,14 @@ class Synchronizer:
     Attributes:
       has_joined: Whether servers held a run when this worker first asked.
       has_added: Whether they had lost some of it, which this worker has added.
+      writes_pass: Whether eager assignments are passed on now.
     """
 
     def __init__(self, runtime, *, is_chief, timeout):
         self._runtime = runtime
         self._store = runtime.store
         self._is_chief = is_chief
-        self._writes_pass = is_chief
+        self.writes_pass = is_chief
         self._timeout = timeout
         self._committed = 0
         self.has_joined = self.has_added = False
@@ -129,6 +130,7 @@ class Synchronizer:
             self._first.give(new, end, begins)
         if known := variables[first : min(held, end)]:
             self._pull(known)
+            self._runtime.state.after_taking_over(known)
             self._runtime.local.follow(known)
         self._committed = end
         self._batches.append([first, end, self._runtime.journal.exchanges])
@@ -283,7 +285,7 @@ class Synchronizer:
         So no read refreshes them before this worker's next exchange: until
         then, what is assigned here alone stays.
         """
-        if self._writes_pass or not self._is_committed(variable):
+        if self.writes_pass or not self._is_committed(variable):
             return
         # Not what saving reads: Keras's code loads, too, and what it has made
         # for that may wait for a chief that waits until it is loaded.
@@ -297,7 +299,7 @@ class Synchronizer:
             variable.pulled.assign_replica(read_replica(variable))
         if not self._is_committed(variable):
             return
-        if self._writes_pass:
+        if self.writes_pass:
             value = read_replica(variable)
             self._traced.call(
                 ("write", variable.ordinal),
@@ -336,11 +338,11 @@ class Synchronizer:
 
     @contextlib.contextmanager
     def _passing(self, writes_pass):
-        before, self._writes_pass = self._writes_pass, writes_pass
+        before, self.writes_pass = self.writes_pass, writes_pass
         try:
             yield
         finally:
-            self._writes_pass = before
+            self.writes_pass = before
 
     def stamp_rows(self, table):
         """Makes the server keep the versions of the rows of `table`."""
