@@ -53,7 +53,6 @@ class SharedDirectory(Exchange):
 
     Attributes:
       skipped: List of `(path, reason)` of the files that were skipped.
-      bytes_written: Bytes of all that was published by this process.
       bytes_read: Bytes of all that was fetched.
 
     Raises:
@@ -84,7 +83,6 @@ class SharedDirectory(Exchange):
         self._whole_models = whole_models
         self.same_architecture = not whole_models
         self.skipped = []
-        self.bytes_written = 0
         self.bytes_read = 0
         self._bad = set()
         self._group = None
@@ -155,7 +153,6 @@ class SharedDirectory(Exchange):
                 _remove(unfinished)
             raise
         self._last = number
-        self.bytes_written += len(content)
         for _, old in before[_KEPT - 1 :]:
             _remove(os.path.join(directory, old))
 

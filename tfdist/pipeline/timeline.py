@@ -101,14 +101,6 @@ class Timeline:
             units = self.schedule.batch_units
         return units * stages / (units + stages - 1)
 
-    def span(self, kind, stage, unit):
-        """The `Span` of one task."""
-        return self._by_task[schedules.StageTask(kind, stage, unit)]
-
-    @functools.cached_property
-    def _by_task(self):
-        return {span.task: span for span in self.spans}
-
 
 def play(
     schedule,

@@ -154,18 +154,6 @@ class Axpy(Command):
 
 
 @dataclasses.dataclass(frozen=True)
-class Multiply(Command):
-    """`target *= source`, element by element."""
-
-    target: str
-    source: str
-
-    def build(self, piece, numbers):
-        product = piece.read(self.target) * piece.read(self.source)
-        piece.write(self.target, product)
-
-
-@dataclasses.dataclass(frozen=True)
 class SetRow(Command):
     """Row `index` of the matrix `rows` becomes the vector `source`."""
 
