@@ -4,6 +4,8 @@ One for each name of `tfdist.private_keras`. Where one fails, Keras has
 changed: what tfdist does with the name is in its docstring.
 """
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -71,14 +73,38 @@ def test_a_model_with_a_step_of_its_own_is_not_called_to_be_built():
 
     with pytest.raises(RuntimeError, match="Unable to automatically build"):
         fit()
-    fit(private_keras.build_in_first_step)
+    fit(private_keras.build_without_data)
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_a_validation_builds_with_an_iterator_of_its_own(is_changed):
+    """Under a strategy Keras uses that of the one before, which may be over."""
+    ones = np.ones([4, 1])
+    data = tf.data.Dataset.from_tensor_slices((ones, ones)).batch(2)
+    unknown = data.filter(lambda x, y: True)
+    with tf.distribute.OneDeviceStrategy("/device:CPU:0").scope():
+        model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    if is_changed:
+        private_keras.build_without_data(model)
+    expected = contextlib.nullcontext()
+    if not is_changed:
+        expected = pytest.raises(StopIteration)
+    with expected:
+        model.fit(
+            data,
+            validation_data=unknown,
+            validation_steps=2,
+            epochs=2,
+            verbose=0,
+        )
 
 
 def test_it_is_known_who_wrote_a_train_step():
     model = model_of_two()
     assert not private_keras.has_own_train_step(model)
-    private_keras.build_in_first_step(model)
-    assert type(model) is keras.Sequential
+    private_keras.build_without_data(model)
+    assert not private_keras.has_own_train_step(model)
     model.train_step = lambda data: {}
     assert private_keras.has_own_train_step(model)
     assert private_keras.has_own_train_step(NeverCalled())

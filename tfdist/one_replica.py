@@ -233,8 +233,8 @@ class WorkerExtended(OneReplicaExtended):
         # `compile` makes variables of metrics: a model with a `train_step` of
         # its own is then built in its first step.
         model = private_keras_calls.compiling_model()
-        if model is not None:
-            private_keras.build_in_first_step(model)
+        if model is not None and private_keras.has_own_train_step(model):
+            private_keras.build_without_data(model)
         maker = private_keras_variables.variable_maker()
         known = {key: kwargs[key] for key in _KNOWN if key in kwargs}
         if isinstance(maker, keras.optimizers.Optimizer):

@@ -61,20 +61,26 @@ def own_metrics(layer):
     return list(layer._metrics)
 
 
-def build_in_first_step(model):
-    """Has Keras build a model in its steps, as it does without a strategy.
+def build_without_data(model):
+    """Has Keras take no batch of the data to build a model.
 
     Under a strategy Keras calls a model, its loss and its metrics before the
     first step, to build them for a batch. Those of a `train_step` of the
-    user's own may have no `call`, or one that takes something else. Keras has
-    no public way to tell it not to.
+    user's own may have no `call`, or one that takes something else: they are
+    built in their steps, as without a strategy. For others Keras asks the data
+    for an iterator, which gives it what the data says of its batches; but a
+    validation within `fit` has that of the validation before, and raises
+    `StopIteration` where it has ended. Keras has no public way to tell it not
+    to.
 
     Args:
-      model: A `keras.Model`; one whose `train_step` is Keras's is left alone.
+      model: A `keras.Model`.
     """
-    if has_own_train_step(model):
-        require(model, "_maybe_symbolic_build")
-        dynamic_subclasses.specialize(model, _BuiltInFirstStep)
+    require(model, "_maybe_symbolic_build")
+    own = has_own_train_step(model)
+    dynamic_subclasses.specialize(
+        model, _BuiltInFirstStep if own else _BuiltForNewIterator
+    )
 
 
 def has_own_train_step(model):
@@ -118,6 +124,16 @@ class _BuiltInFirstStep:
 
     def _maybe_symbolic_build(self, *args, **kwargs):
         pass
+
+
+class _BuiltForNewIterator:
+    """A mixin: a model that Keras builds for an iterator of its own."""
+
+    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+        if iterator is not None:
+            require(iterator, "_current_iterator")
+            iterator._current_iterator = None
+        super()._maybe_symbolic_build(iterator=iterator, data_batch=data_batch)
 
 
 def counter_of(optimizer):

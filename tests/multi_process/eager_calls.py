@@ -16,6 +16,8 @@ _ENTRANCES = (
 # What does not reach out of this process: reading a variable of its own. By
 # the function that does it, the argument whose device shows that.
 _LOCAL = {"read_variable_op": "resource", "identity": "input"}
+# A thread all of whose operations are of this process.
+_LOCAL_THREAD = "tfdist-iterators"
 
 
 def watch():
@@ -30,6 +32,8 @@ def watch():
     def look(frame, event, function):
         name = getattr(function, "__name__", "")
         if event != "c_call" or not name.startswith(_ENTRANCES):
+            return
+        if threading.current_thread().name == _LOCAL_THREAD:
             return
         argument = _LOCAL.get(frame.f_code.co_name)
         if argument and "/job:worker/" in frame.f_locals[argument].device:

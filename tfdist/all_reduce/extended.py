@@ -1,12 +1,14 @@
 """The `StrategyExtended` of workers without servers."""
 
 import contextlib
+import functools
 import weakref
 
 import keras
 import tensorflow as tf
 
 from tfdist import compiled_parts
+from tfdist import empty_epochs
 from tfdist import fused_kernels
 from tfdist import guarded_steps
 from tfdist import model_optimizers
@@ -181,7 +183,7 @@ class AllReduceExtended(one_replica.WorkerExtended):
         model = private_keras_calls.model_of(frame)
         # Where it was compiled outside the scope, or got its `train_step`
         # later.
-        private_keras.build_in_first_step(model)
+        private_keras.build_without_data(model)
         if engine.files.is_shared:
             models.see(model, engine.files)
         if purpose != "train":
@@ -191,7 +193,10 @@ class AllReduceExtended(one_replica.WorkerExtended):
         self.data_shares = number
         self._calls += 1
         engine.fits.watch(frame, running_fit.begin(frame))
-        guarded_steps.guard(model, engine.fits.call)
+        # At the end of the epoch, or at once, this worker follows the others.
+        empty = empty_epochs.EmptyEpochs(stay_away=lambda: None)
+        call = functools.partial(empty.call, engine.fits.call)
+        guarded_steps.guard(model, call)
         return self._calls
 
     def _distribute_datasets_from_function(self, dataset_fn, options):

@@ -2,13 +2,13 @@
 
 import functools
 
+from tfdist import empty_epochs
 from tfdist import guarded_steps
 from tfdist import model_optimizers
 from tfdist import private_keras
 from tfdist import private_keras_calls
 from tfdist import running_fit
 from tfdist.runtime.keras_hooks import adapted_layers
-from tfdist.runtime.keras_hooks import empty_epochs
 from tfdist.runtime.keras_hooks import full_tables
 from tfdist.runtime.keras_hooks import table_saving
 from tfdist.runtime.keras_hooks import warm_start
@@ -36,7 +36,7 @@ def before_data(runtime, before_training, request, shares):
         return None
     model = private_keras_calls.model_of(frame)
     # Where it was compiled outside the scope, or got its `train_step` later.
-    private_keras.build_in_first_step(model)
+    private_keras.build_without_data(model)
     adapted_layers.see(model)
     runtime.evaluations.restore_before(frame)
     tables = table_saving.tables_of(model, runtime.store)
@@ -58,7 +58,7 @@ def before_data(runtime, before_training, request, shares):
     if has_tables and runtime.store.is_chief:
         full = full_tables.FullTables(running, model, runtime.store)
         call = functools.partial(full.call, call)
-    empty = empty_epochs.EmptyEpochs(runtime.coordination)
+    empty = empty_epochs.EmptyEpochs(runtime.coordination.stay_away)
     call = functools.partial(empty.call, call)
     adapted = adapted_layers.AdaptedLayers(model, runtime.commit)
     call = functools.partial(adapted.call, call)

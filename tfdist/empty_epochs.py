@@ -9,15 +9,16 @@ from tfdist import private_keras_calls
 class EmptyEpochs:
     """Looks at what ends the epochs of a call of `fit`.
 
-    An epoch that ends before its first step trains nothing. The others are
-    told not to wait for this worker, and its callbacks get no metrics.
+    An epoch that ends before its first step trains nothing, and its callbacks
+    get no metrics.
 
     Args:
-      coordination: The `Coordination`.
+      stay_away: Callable without arguments that tells the others not to wait
+        for this worker.
     """
 
-    def __init__(self, coordination):
-        self._coordination = coordination
+    def __init__(self, stay_away):
+        self._stay_away = stay_away
         # What the last step has returned.
         self._logs = None
 
@@ -45,7 +46,7 @@ class EmptyEpochs:
             "There is no data for this worker in this epoch: it trains on "
             "nothing, and nobody waits for it."
         )
-        self._coordination.stay_away()
+        self._stay_away()
         if isinstance(self._logs, dict):
             # Keras keeps them from the epoch before, and would put metrics of
             # no batch in their place: a loss of 0, for callbacks the best.
