@@ -188,7 +188,9 @@ class TrainingMixin:
         Happens by itself when `fit` or the process ends. The worker's next
         gradient takes it in again.
         """
-        self._runtime.coordination.leave()
+        # A callback may do so in the middle of `fit`.
+        ends_fit = not self._runtime.chief_decisions.is_in_loop
+        self._runtime.coordination.leave(ends_fit)
 
     def wait_for_warm_start(self) -> None:
         """Waits until it is this worker's turn to begin to train.

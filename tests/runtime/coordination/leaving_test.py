@@ -120,3 +120,38 @@ def test_heartbeat_after_a_call_within_fit_does_not_leave(made):
     outer.end()
     coordination.tick()
     assert any(told.get("leaving") for told in ledger.told)
+
+
+def test_who_meets_others_within_fit_still_tells_that_an_exception_ended_it(
+    made,
+):
+    coordination, ledger = made
+    ledger.is_lost = False
+    call = Call(is_around=True)
+    coordination.watch(call, frame=None)
+    coordination.leave(ends_fit=False)
+    coordination.leave_if_over()
+    assert len(ledger.told) == 1
+    call.end()
+    coordination.leave_if_over()
+    assert len(ledger.told) == 2
+
+
+@pytest.mark.parametrize("count", ["begun", "trained"])
+def test_a_step_without_an_exchange_ends_an_absence(made, monkeypatch, count):
+    """Of a period of local steps, the first ones."""
+    coordination, ledger = made
+    ledger.is_lost = False
+    steps = {"begun": 0, "trained": 0}
+    monkeypatch.setattr(
+        coordination, "_steps", lambda: (steps["begun"], steps["trained"])
+    )
+    coordination.stay_away()
+    coordination.tick()
+    assert [told["leaving"] for told in ledger.told if "leaving" in told] == [
+        True,
+        True,
+    ]
+    steps[count] += 1
+    coordination.tick()
+    assert len([told for told in ledger.told if "leaving" in told]) == 2

@@ -89,6 +89,21 @@ def test_the_chief_goes_on_when_all_have_put_averages_in_place(use_ema):
         assert worker.chief_decisions._call_to_end(model, 5) == 4 * use_ema
 
 
+def test_the_chief_waits_for_averages_of_the_call_before():
+    """Though the model is compiled without them since."""
+    worker = Worker(0, table(0, 0, 0))
+    worker.runtime.local = worker.runtime.coordination = types.SimpleNamespace(
+        keeps_own_values=False, waits=False, finish=int, leave=int
+    )
+    decisions = worker.chief_decisions
+    for use_ema, waits in ((True, True), (False, True), (False, False)):
+        worker.begin(1)
+        worker.model.compile(keras.optimizers.SGD(use_ema=use_ema))
+        decisions._changes.begin(worker.model, 1)
+        assert decisions._call_to_end(worker.model, 2) == waits
+        decisions.end_loop()
+
+
 def test_the_chief_begins_when_all_have_trained_what_a_call_keeps():
     """Such as the frozen encoder of a head: no exchange brings it."""
     worker, waits = Worker(0, table(0, 0, 0)), []

@@ -271,6 +271,36 @@ def test_a_saved_state_is_put_back_as_a_whole_where_servers_lack_some():
     )
 
 
+@pytest.mark.parametrize("has_trained", [False, True])
+def test_first_values_of_a_chief_that_died_are_no_run(has_trained):
+    """It has evaluated, and put nothing back yet."""
+    saved = trained()[0].state.read()
+    strategy = tfdist.AsyncStrategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+        model.optimizer.build(model.trainable_variables)
+    runtime = strategy._runtime
+    x = np.ones([2, 3], "float32")
+    if has_trained:
+        model.train_on_batch(x, x[:, :2])
+    model.evaluate(x, x[:, :2], verbose=0)
+    expected = held(runtime)
+    runtime.synchronizer = joined(runtime, may_lack=False)
+    runtime.journal = types.SimpleNamespace(exchanges=0, count=0)
+    runtime.pull()
+    runtime.state.restore(saved)
+    for variable in model.weights:
+        name, ordinal = variable.value.name, variable.value.ordinal
+        after = held(runtime)[name]
+        if has_trained:
+            np.testing.assert_array_equal(after, expected[name])
+        else:
+            np.testing.assert_array_equal(
+                after, saved.arrays[f"variable/{ordinal}"]
+            )
+
+
 @pytest.mark.nightly
 def test_what_was_trained_since_is_not_put_back_with_a_later_model():
     runtime, model = trained()

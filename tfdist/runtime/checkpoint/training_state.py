@@ -172,10 +172,15 @@ class TrainingState(tf.train.experimental.PythonState):
         runtime = self._runtime
         if runtime.journal.exchanges:
             return False
-        if runtime.committed:
-            # Such as before an evaluation that came first.
-            return runtime.synchronizer.has_joined
-        return runtime.is_held()
+        if not runtime.committed:
+            return runtime.is_held()
+        # Such as before an evaluation that came first. A process that has
+        # died after one, and before it put anything back, leaves first values;
+        # and what servers have lost this worker has added itself.
+        joined = runtime.synchronizer
+        if not joined.has_joined or joined.has_added:
+            return False
+        return max(runtime.updates_applied()) > 0
 
     @contextlib.contextmanager
     def loading(self):
@@ -187,7 +192,7 @@ class TrainingState(tf.train.experimental.PythonState):
         runtime = self._runtime
         # What is not committed is taken from the servers when it is.
         is_later = runtime.committed and self._has_come_back()
-        if not is_later or runtime.synchronizer.has_added:
+        if not is_later:
             yield
             return
         with runtime.synchronizer.own_writes():
@@ -228,6 +233,9 @@ class TrainingState(tf.train.experimental.PythonState):
         if variable.role is Role.TABLE:
             if variable.ordinal not in self._placed:
                 self._placed.add(variable.ordinal)
+                if self._runtime.committed:
+                    # Not in the middle of what others still train.
+                    self._runtime.before_eager_write(variable)
                 more = self._more_updates() if variable.holds_updates else 0
                 self._tables.put(variable, self._saved.arrays, more)
             return

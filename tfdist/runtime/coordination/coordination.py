@@ -81,8 +81,8 @@ class Coordination:
         # worker leave at the end of the one before.
         self._fit = None
         self._watching = threading.RLock()
-        # Steps that this worker had begun to send when it last found no data
-        # in `fit`; None once others may expect it again.
+        # The `_steps` when this worker last found no data in `fit`; None once
+        # others may expect it again.
         self._without_data = None
         self._log = status_log.StatusLog(
             method, worker_names, worker_id, worker_timeout, idle_timeout
@@ -294,7 +294,7 @@ class Coordination:
                 self._leave_once()
                 self._fit = None  # Else the next beat tries again.
             known = self._without_data
-            if known is not None and known == self._runtime.journal.begun:
+            if known is not None and known == self._steps():
                 self._leave_once()
         working = local.has_progressed()
         for ledger in self.ledgers:
@@ -303,11 +303,17 @@ class Coordination:
             )
             self._log.report(ledger, state)
 
-    def leave(self):
-        """Tells the others that this worker trains no more for now."""
+    def leave(self, ends_fit=True):
+        """Tells the others that this worker trains no more for now.
+
+        Args:
+          ends_fit: Whether a call of `fit` that is under way has no more
+            steps. Then it is not told once more when the call ends: others
+            may have begun the next one.
+        """
         with self._watching:
-            # Not once more when `fit` ends: others may have begun the next.
-            self._fit = None
+            if self._fit is not None and (ends_fit or self._fit.is_over()):
+                self._fit = None
         self._leave()
 
     def _leave(self):
@@ -326,8 +332,13 @@ class Coordination:
         """
         self._runtime.local.flush(last=True)
         with self._watching:
-            self._without_data = self._runtime.journal.begun
+            self._without_data = self._steps()
         self._leave()
+
+    def _steps(self):
+        """Steps that were begun to be sent, and those that were made."""
+        journal = self._runtime.journal
+        return journal.begun, journal.trained
 
     def come_back(self):
         """Called when all have ended their training: the next one is new."""

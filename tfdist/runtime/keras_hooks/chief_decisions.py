@@ -70,6 +70,8 @@ class ChiefDecisions:
         self._wrote = False
         # Whether weights were among it, and no step of `fit` has come since.
         self._has_set = False
+        # Whether the last call has ended by assigning averages of weights.
+        self._has_averaged = False
         self._warned = self._warned_of_data = False
         # Whether it has taken up what an earlier process of it had decided.
         self._has_resumed = False
@@ -81,6 +83,11 @@ class ChiefDecisions:
     def fit_number(self):
         """The number of the call of `fit` under way; 0 without one."""
         return 0 if self._fit is None else self._fit.number
+
+    @property
+    def is_in_loop(self):
+        """Whether a call of `fit` is between its first and its last step."""
+        return self._fit is not None and self._fit.is_in_loop
 
     @property
     def is_passed(self):
@@ -218,7 +225,8 @@ class ChiefDecisions:
         steps. Else the last that changed weights which this one keeps (those
         of frozen layers): the chief would see nothing new of them.
         """
-        if self._runtime.coordination.waits or fit_call.averages_weights(model):
+        averages = fit_call.averages_weights(model) or self._has_averaged
+        if self._runtime.coordination.waits or averages:
             return number - 1
         return self._changes.last_of_kept(model)
 
@@ -344,6 +352,7 @@ class ChiefDecisions:
         if fit is None:
             return
         fit.is_in_loop, fit.has_ended = False, True
+        self._has_averaged = fit_call.averages_weights(fit.model)
         self._changes.end(fit.model, fit.number)
         self._runtime.work.leave()
         self._runtime.local.finish()

@@ -10,8 +10,8 @@ class OwnDecisions:
     follows = False
     # Calls of `fit` have no number that all workers know.
     fit_number = number_of_order = 0
-    # None is known to be over elsewhere.
-    is_passed = False
+    # None is known to be over elsewhere, or to have more steps.
+    is_passed = is_in_loop = False
     note_data = watch = nothing
 
     def before_write(self, variable):
