@@ -166,6 +166,14 @@ def accumulated_over_fits(strategy, worker):
     return found
 
 
+def loop_before_fit(strategy, worker):
+    """Steps of a loop, more on the chief; then two of `fit`."""
+    model = model_of(strategy)
+    for batch in data(worker, 30 if worker == 0 else 1):
+        model.train_on_batch(*batch)
+    return replica_after(strategy, model, data(worker, 2))
+
+
 def loss_scale(strategy, worker):
     """One of four steps of a worker overflows, which is no update."""
     model = model_of(

@@ -10,6 +10,7 @@ pytestmark = pytest.mark.nightly
 PROGRAMS = (
     "accumulated_gradients",
     "accumulated_over_fits",
+    "loop_before_fit",
     "loss_scale",
     "monitored",
     "heads_in_another_order",
@@ -44,6 +45,13 @@ def test_gradients_to_be_applied_stay_with_their_worker(reports):
     first, second = (report["accumulated_over_fits"] for report in reports)
     assert first["replica"] == second["replica"] == sum_of(3, 2)
     assert (first["sent"], second["sent"]) == (3, 2)
+
+
+def test_what_a_loop_has_sent_is_applied_once_when_fit_begins(reports):
+    """The chief's values have it, and some of it has not come by then."""
+    for report in reports:
+        replica = report["loop_before_fit"]["replica"]
+        assert replica == sum_of(30 + 2, 1 + 2)
 
 
 def test_steps_that_overflow_send_nothing(reports):

@@ -246,6 +246,9 @@ class PeerEngine(engine_lib.Engine):
         if begins and not self.collectives.number and self._join(model):
             self._open()
             return
+        if begins and self.channels:
+            # Of a loop of the user's own before: the chief's values have them.
+            self._take_all()
         super().adopt_model(moment, model, optimizers)
         if begins or (moment is Moment.END_OF_FIT and self.roster.others):
             # What the chief has told of a call that ends here is not of the
@@ -385,14 +388,18 @@ class PeerEngine(engine_lib.Engine):
             return
         self._is_over = True
         self.stop_joiners()
+        self._take_all()
+        self.admission.is_open = False
+        self.collectives.post(closed=True)
+
+    def _take_all(self):
+        """Waits until all have what all have sent so far."""
         self.collectives.flush(self._receive, self._is_flushed)
         self.collectives.finish(
             {one.name: one.sent for one in self.channels},
             self._receive,
             self._lacks,
         )
-        self.admission.is_open = False
-        self.collectives.post(closed=True)
 
     def _is_flushed(self):
         return all(one.is_flushed for one in self.channels)

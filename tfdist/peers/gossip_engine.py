@@ -186,6 +186,9 @@ class GossipEngine(engine.PeerEngine):
             one.news.forget()
         self._take_mean()
 
+    def _take_all(self):
+        """Nothing is sent that adds to what others have."""
+
     def _receive(self):
         if self.roster.given_up_by is not None:
             raise self.roster.left_behind(self.roster.given_up_by)
