@@ -64,7 +64,13 @@ def test_one_worker_of_several_places_shuffles_anew():
     config = types.SimpleNamespace(num_workers=2, data_share=(1, 0))
     adapter = adapter_of(shuffle=True)
     dataset = shares._share_out(
-        adapter.get_tf_dataset(), config, adapter, 1, 0, None, None
+        adapter.get_tf_dataset(),
+        config,
+        adapter,
+        1,
+        0,
+        None,
+        lambda checksum, is_seed: None,
     )
     assert read(dataset) != read(dataset)
 

@@ -33,11 +33,10 @@ def maker(dataset, adapter, call):
     if arrays is None:
         return None
     whole = private_pipelines.whole_arrays(dataset).repeat()
-    seed = zlib.crc32(epoch_orders.seed_of(call).encode())
 
     def make(number=1, mine=0):
         seeds = tf.data.Dataset.random(
-            seed=seed, rerandomize_each_iteration=True
+            seed=seed(call), rerandomize_each_iteration=True
         )
         numbers = (
             seeds.take(2)
@@ -58,6 +57,15 @@ def maker(dataset, adapter, call):
         return batches.with_options(options).prefetch(tf.data.AUTOTUNE)
 
     return make
+
+
+def seed(call):
+    """The seed of the orders of a call of `fit`, an int of 32 bits.
+
+    Args:
+      call: Order number of the data, see `maker`.
+    """
+    return zlib.crc32(epoch_orders.seed_of(call).encode())
 
 
 def _numbers(arrays, drawn):

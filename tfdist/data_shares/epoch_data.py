@@ -36,6 +36,7 @@ class EpochData:
         callback may have made it a later one.
       num_steps: Number of batches that the call reads at most, where it is
         known; else None, and each epoch has an end.
+      iterate: Callable that makes an iterator of a data set.
     """
 
     def __init__(
@@ -48,7 +49,9 @@ class EpochData:
         make_epoch,
         passed,
         num_steps=None,
+        iterate=iterators.iterate,
     ):
+        self._iterate = iterate
         self._dataset = dataset
         self._source = source
         self._readers = readers
@@ -71,6 +74,7 @@ class EpochData:
             # It may be endless. A cache that so many batches do not fill is
             # filled on no worker.
             num_steps if is_unknown else None,
+            iterate,
         )
 
     def __iter__(self):
@@ -109,7 +113,7 @@ class EpochData:
                 lambda: itertools.chain([first], iterator),
                 output_signature=spec,
             )
-            self._begun = iterators.iterate(
+            self._begun = self._iterate(
                 chained.with_options(self._dataset.options())
             )
             return keras.tree.map_structure(_without_optional, first)

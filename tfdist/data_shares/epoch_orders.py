@@ -34,13 +34,21 @@ class EpochIterators:
         that a cache keeps its order.
       most: Number of batches that are read of it at most; None to read to its
         end.
+      iterate: Callable that makes an iterator of a data set.
 
     Attributes:
       drawn: Number of the epochs that have had their iterator, an int.
     """
 
-    def __init__(self, dataset, fills_cache=False, most=None):
+    def __init__(
+        self,
+        dataset,
+        fills_cache=False,
+        most=None,
+        iterate=iterators.iterate,
+    ):
         self._dataset = dataset
+        self._iterate = iterate
         self._fills_cache = fills_cache
         self._most = most
         self.drawn = 0
@@ -53,13 +61,13 @@ class EpochIterators:
           left_out: Number of batches that the epoch begins without.
         """
         while self.drawn < first:
-            passed = iterators.iterate(self._dataset)
+            passed = self._iterate(self._dataset)
             if self._fills_cache and not self.drawn:
                 _read(itertools.islice(passed, self._most))
             self.drawn += 1
         self.drawn += 1
         data = self._dataset.skip(left_out) if left_out else self._dataset
-        return iterators.iterate(data)
+        return self._iterate(data)
 
 
 def _read(batches):

@@ -19,6 +19,7 @@ from tfdist.data_shares import batches
 from tfdist.data_shares import epoch_data
 from tfdist.data_shares import fresh_pipelines
 from tfdist.data_shares import generators
+from tfdist.data_shares import iterators
 from tfdist.data_shares import py_datasets
 from tfdist.data_shares import strategy_order
 
@@ -31,7 +32,7 @@ def distribute(
     dataset,
     config,
     before,
-    compare=lambda checksum: None,
+    compare=lambda checksum, is_seed: None,
     begin=lambda size, skips: (0, 0),
     queue=None,
 ):
@@ -52,8 +53,9 @@ def distribute(
         Returns the order number of the data: that of the call of `fit`,
         the same on all workers, or one of a call that callbacks make within
         it; None outside of `fit`.
-      compare: Called for a `PyDataset` in `fit`, with a callable that reads
-        its first batch and gives a number of it, the same on all workers.
+      compare: Called for shuffled arrays and a `PyDataset` in `fit`, with a
+        callable that gives a number, the same on all workers, and whether it
+        is of the seed of the order. Else it is of the first batch.
       begin: Called in `fit` with the number of batches of this worker's share
         (0 where it is not known) and whether some of an epoch can be left
         out. Returns how many epochs from `initial_epoch` on, and batches of
@@ -123,6 +125,7 @@ def distribute(
     model = private_keras_calls.model_of(frame)
     batches.check(dataset, model)
     readers = py_datasets.Readers(adapter, steps_per_epoch, number)
+    is_generator = private_keras_data.adapts_generator(adapter)
     return epoch_data.EpochData(
         shared,
         dataset,
@@ -132,6 +135,8 @@ def distribute(
         make_epoch,
         passed,
         num_steps,
+        # What still prefetches from a generator reads it with the next one.
+        iter if is_generator else iterators.iterate,
     )
 
 
@@ -194,7 +199,7 @@ def _share_out(
     if private_keras_data.adapts_generator(adapter):
         return generators.share(dataset, adapter, number, mine)
     if private_keras_data.adapts_py_dataset(adapter):
-        compare(lambda: py_datasets.checksum(adapter))
+        compare(lambda: py_datasets.checksum(adapter), is_seed=False)
         dataset = py_datasets.in_agreed_order(
             dataset,
             adapter,
@@ -222,7 +227,9 @@ def _share_out(
                 f"fewer files than {number} workers"
             )
     make = arrays.maker(dataset, adapter, call)
-    if make is None:
+    if make is not None:
+        compare(lambda: arrays.seed(call), is_seed=True)
+    else:
         dataset = fresh_pipelines.begun_again(
             dataset, call, in_order=not by_file
         )

@@ -145,7 +145,7 @@ def compose(
                 portions_per_worker=portions_per_worker,
                 worker_timeout=tolerance.worker_timeout,
             )
-    if config.num_workers > 1:
+    if config.num_workers > 1 or not config.is_worker:
         parts["evaluations"] = lambda made: evaluations.OwnEvaluations(
             made.local.show_anchor
         )

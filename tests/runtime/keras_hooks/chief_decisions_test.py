@@ -243,18 +243,22 @@ def test_decisions_of_nobody_known_are_refused():
         tfdist.AsyncStrategy(decisions="all")
 
 
-def test_batches_that_are_not_the_chiefs_are_said_to_be_once(caplog):
+@pytest.mark.parametrize(
+    ("is_seed", "said"),
+    [(False, "first batch of the PyDataset"), (True, "with another seed")],
+)
+def test_data_that_is_not_the_chiefs_is_said_to_be_once(is_seed, said, caplog):
     worker = Worker(1)
     fit = worker.begin(1)
     fit.is_in_loop = False
-    worker.chief_decisions.note_data(lambda: 5)
+    worker.chief_decisions.note_data(lambda: 5, is_seed)
     fit.is_in_loop = True
     # Of a `fit` within it.
-    worker.chief_decisions.note_data(lambda: 6)
+    worker.chief_decisions.note_data(lambda: 6, is_seed)
     begun = fit_progress.begun(1)
     for data, expected in ((0, 0), (5, 0), (7, 1), (7, 1)):
         worker.exchange(1, reached=begun, version=0, data=data)
-        assert caplog.text.count("first batch of the PyDataset") == expected
+        assert caplog.text.count(said) == expected
 
 
 def test_a_first_step_is_told_of_when_it_is_sent_and_may_not_end_yet():

@@ -89,6 +89,30 @@ def test_ids_of_dynamic_tables_are_looked_at_when_they_come(
             look_up(tf.constant([1, unknown], types[0]))
 
 
+@pytest.mark.parametrize(
+    "take",
+    {
+        "strided slice": lambda ids: ids[:, 0],
+        "slice": lambda ids: tf.slice(ids, [0, 0], [-1, 1]),
+        "split": lambda ids: tf.split(ids, 2, axis=1)[0],
+        "unstack": lambda ids: tf.unstack(ids, axis=1)[0],
+        "concat": lambda ids: tf.concat([ids[:, 0], ids[:, 0]], 0),
+        "stack": lambda ids: tf.stack([ids[:, 0], ids[:, 0]]),
+    }.values(),
+)
+@pytest.mark.parametrize("short", ["int32", "float32"])
+def test_of_columns_only_the_ones_that_are_looked_up_count(take, short):
+    @tf.function
+    def look_up(data):
+        ids = tf.cast(take(tf.cast(data, short)), "int64")
+        return rounded_ids.checked(ids, "items")
+
+    # The other column is no id.
+    look_up(tf.constant([[7, 2**40 * (short == "int32")]], tf.int64))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="on the way"):
+        look_up(tf.constant([[2**40, 7]], tf.int64))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_buckets_of_a_dynamic_table_may_be_computed_in_float64(dtype):
     @tf.function

@@ -111,14 +111,16 @@ class ChiefDecisions:
         """See `FitTurns.wait_for_word`, in the call of `fit` under way."""
         return self._turns.wait_for_word(self.fit_number, find)
 
-    def note_data(self, checksum):
-        """Takes note of the first batch of the data of a call.
+    def note_data(self, checksum, is_seed):
+        """Takes note of the data of a call, which is to be as the chief's.
 
         Args:
           checksum: Callable that gives a number of it.
+          is_seed: Whether it is of the seed of the order; else it is of the
+            first batch.
         """
         if self._fit is not None and not self._fit.is_in_loop:
-            self._fit.data = checksum()
+            self._fit.data, self._fit.data_is_seed = checksum(), is_seed
 
     def begin_data(self, size, skips):
         """Called when the data of a call is known; see `FitPosition.begin`."""

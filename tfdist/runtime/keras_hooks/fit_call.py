@@ -33,8 +33,9 @@ class FitCall:
         self.calls_within = 0, 0
         # Whether Keras has taken its last step.
         self.has_ended = False
-        # A number of the first batch of all; 0 where it is not compared.
-        self.data = 0
+        # A number of the first batch of all, or of the seed of the order; 0
+        # where neither is compared.
+        self.data, self.data_is_seed = 0, False
         # Whether it has come to its first step.
         self.has_begun = False
         # Whether it has begun its first step.
@@ -62,6 +63,15 @@ class FitCall:
         """
         if not (self.data and told.data) or self.data == told.data:
             return False
+        if self.data_is_seed:
+            logging.warning(
+                "This worker shuffles the data with another seed than the "
+                "chief: their shares overlap, so that some examples are "
+                "trained on twice and others not at all. Set the same seed on "
+                "all workers (keras.utils.set_random_seed). Random numbers of "
+                "layers differ between workers all the same."
+            )
+            return True
         logging.warning(
             "The first batch of the PyDataset is another one here than on the "
             "chief. Each worker trains on every Nth batch: if they come in "

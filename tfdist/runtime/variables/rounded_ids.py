@@ -25,6 +25,28 @@ _PASSING = {
     "StopGradient": 0,
     "Unique": 0,
 }
+# Of these, the ones that change no shape.
+_ALIKE = ("Cast", "Identity", "StopGradient")
+# Those that take some, by the names of their inputs and attributes.
+_TAKING = {
+    "Slice": (("input", "begin", "size"), ()),
+    "Split": (("axis", "value"), ("num_split",)),
+    "StridedSlice": (
+        ("input", "begin", "end", "strides"),
+        (
+            "begin_mask",
+            "end_mask",
+            "ellipsis_mask",
+            "new_axis_mask",
+            "shrink_axis_mask",
+        ),
+    ),
+    "Unpack": (("value",), ("num", "axis")),
+}
+# Their input of which they take some.
+_WHOLE = ("input", "value")
+# Those that put several inputs together, by the slice of the inputs.
+_JOINING = {"ConcatV2": slice(0, -1), "Pack": slice(None)}
 
 
 def check(ids, rows, name):
@@ -40,7 +62,9 @@ def check(ids, rows, name):
     Raises:
       ValueError: They were, and nothing says that they were small before.
     """
-    narrowest = _narrowest(_forms_of(ids))
+    all_forms = [_narrowest(forms) for forms in _ways_of(ids)]
+    known = [dtype for dtype in all_forms if dtype]
+    narrowest = min(known, key=_DIGITS.get, default=None)
     if narrowest and rows - 1 > 2 ** _DIGITS[narrowest]:
         raise ValueError(
             f"Ids of the table {name!r} must be integers all the way from the "
@@ -66,17 +90,17 @@ def checked(ids, name):
     Returns:
       A tensor like `ids`.
     """
-    forms = _forms_of(ids)
     checks = []
-    if (narrowest := _narrowest(forms)) is not None:
-        bound = 2 ** _DIGITS[narrowest]
-        if int(ids.dtype.max) >= bound:
-            checks.append(_assert(ids, bound, narrowest, name))
-    for short, long in zip(forms, forms[1:], strict=False):
-        both = short.dtype.is_integer and long.dtype.is_integer
-        if both and short.dtype.size < long.dtype.size:
-            bound = int(short.dtype.max) + 1
-            checks.append(_assert(long, bound, short.dtype, name))
+    for forms in _ways_of(ids):
+        if (narrowest := _narrowest(forms)) is not None:
+            bound = 2 ** _DIGITS[narrowest]
+            if int(ids.dtype.max) >= bound:
+                checks.append(_assert(ids, bound, narrowest, name))
+        for short, long in zip(forms, forms[1:], strict=False):
+            both = short.dtype.is_integer and long.dtype.is_integer
+            if both and short.dtype.size < long.dtype.size:
+                bound = int(short.dtype.max) + 1
+                checks.append(_assert(long, bound, short.dtype, name))
     if not checks:
         return ids
     with tf.control_dependencies(checks):
@@ -113,7 +137,7 @@ def _narrowest(forms):
     """The type of floats with the fewest digits that integers have been.
 
     Args:
-      forms: List from `_forms_of`.
+      forms: List of `_ways_of`.
 
     Returns:
       A `tf.DType`; None where they were none, or were smaller before.
@@ -127,14 +151,54 @@ def _narrowest(forms):
     return narrowest
 
 
-def _forms_of(tensor):
-    """A tensor, and those that it was before; none where no graph shows it."""
+def _ways_of(tensor):
+    """The ways by which integers have come to a tensor.
+
+    Returns:
+      A list of lists: the tensor, and what it was before; of that only what
+      has come to it, where an operation has taken some. None where no graph
+      shows it.
+    """
     if not tf.is_symbolic_tensor(tensor):
         return []
-    forms = [tensor]
-    while (place := _PASSING.get(forms[-1].op.type)) is not None:
-        forms.append(forms[-1].op.inputs[place])
-    return forms
+    forms, takes = [tensor], []
+    while True:
+        op = tensor.op
+        if op.type in _TAKING:
+            takes.append(tensor)
+            names, _ = _TAKING[op.type]
+            (place,) = [k for k, name in enumerate(names) if name in _WHOLE]
+            tensor = op.inputs[place]
+        elif op.type in (_ALIKE if takes else _PASSING):
+            tensor = op.inputs[_PASSING[op.type]]
+            before = tensor
+            for take in reversed(takes):
+                before = _take_again(take, before)
+            forms.append(before)
+        elif op.type in _JOINING and not takes:
+            return [
+                forms + way[1:]
+                for part in op.inputs[_JOINING[op.type]]
+                for way in _ways_of(part)
+            ]
+        else:
+            return [forms]
+
+
+def _take_again(take, whole):
+    """Takes of a tensor what an operation of `_TAKING` takes of another one.
+
+    Args:
+      take: What the operation has taken, a tensor.
+      whole: A tensor of the shape of the operation's input.
+    """
+    op = take.op
+    names, attributes = _TAKING[op.type]
+    arguments = dict(zip(names, op.inputs, strict=True))
+    arguments = {k: whole if k in _WHOLE else v for k, v in arguments.items()}
+    arguments.update({name: op.get_attr(name) for name in attributes})
+    taken = getattr(tf.raw_ops, op.type)(**arguments)
+    return taken if tf.is_tensor(taken) else taken[take.value_index]
 
 
 def _digits(dtype):
