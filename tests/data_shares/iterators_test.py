@@ -6,6 +6,7 @@ import sys
 import threading
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -76,6 +77,24 @@ def test_keras_does_not_wait_for_the_end_of_its_iterator(call, steps):
     source.may_end.set()
     waits.wait_until(lambda: source.ended, "the iterator of Keras to end")
     assert source.ended == [True]
+
+
+def test_a_generator_is_read_by_one_iterator_at_a_time():
+    """Keras prefetches from it; it must not be entered twice."""
+    with tfdist.AsyncStrategy().scope():
+        model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    pause = threading.Event()
+
+    def generate():
+        while True:
+            # Others that read it would come meanwhile.
+            pause.wait(0.1)
+            yield [[[1.0]], [[1.0]]]
+
+    batches = (tuple(map(np.array, pair)) for pair in generate())
+    for _ in range(2):
+        model.evaluate(batches, steps=2, verbose=0)
 
 
 @pytest.mark.nightly
