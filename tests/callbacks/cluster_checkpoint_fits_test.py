@@ -6,6 +6,7 @@ import types
 import keras
 import pytest
 
+from tests import nightly
 from tests.callbacks.resumed_runs import ADAM
 from tests.callbacks.resumed_runs import BATCH
 from tests.callbacks.resumed_runs import SGD
@@ -143,9 +144,9 @@ def test_checkpoint_of_another_optimizer_is_refused(
         fitted_model.check(there, model, state)
 
 
-def _tuned(tmp_path):
+def _tuned(make_strategy, tmp_path):
     """Trains, compiles with another optimizer and trains on; saves in both."""
-    strategy, model = start(tfdist.AsyncStrategy, SGD, perceptron)
+    strategy, model = start(make_strategy, SGD, perceptron)
     _saved(model, tmp_path)
     with strategy.scope():
         compiled(model, ADAM(0.05))
@@ -154,12 +155,18 @@ def _tuned(tmp_path):
     return checkpoint.resumed_epoch, traces(model)
 
 
-@pytest.mark.nightly
-def test_script_that_compiles_again_is_resumed(tmp_path):
+@pytest.mark.parametrize(
+    "make_strategy",
+    nightly.also(
+        [lambda: tfdist.ParameterAveragingStrategy(period=2)],
+        [tfdist.AsyncStrategy, lambda: tfdist.DiLoCoStrategy(period=2)],
+    ),
+)
+def test_script_that_compiles_again_is_resumed(tmp_path, make_strategy):
     """In the first call the checkpoint is of an optimizer to come."""
-    resumed, expected = _tuned(tmp_path)
+    resumed, expected = _tuned(make_strategy, tmp_path)
     assert resumed == 1
-    resumed, found = _tuned(tmp_path)
+    resumed, found = _tuned(make_strategy, tmp_path)
     assert resumed == 2
     assert_same(found, expected)
 

@@ -104,6 +104,9 @@ class AllReduceState(tf.train.experimental.PythonState):
         if variable.is_seed:
             variable.spread_seed(self._engine.config.worker_id)
 
+    def end_fit(self, model):
+        """See `TrainingState.end_fit`; no step makes variables of its own."""
+
     def numbers_of(self, variables):
         """Positions of variables in the order of creation, ints or None."""
         numbers = {id(v): number for number, v in self._variables()}

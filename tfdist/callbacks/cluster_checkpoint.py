@@ -300,6 +300,7 @@ class ClusterCheckpoint(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         private_keras.set_initial_epoch(self.model, None)
+        self._strategy.state.end_fit(self.model)
         if self._delete:
             # The others may still need them.
             self._strategy.await_end_of_training()

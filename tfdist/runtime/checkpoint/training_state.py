@@ -286,6 +286,20 @@ class TrainingState(tf.train.experimental.PythonState):
 
     # What callbacks that save and resume ask for.
 
+    def end_fit(self, model):
+        """Called when a call of `fit` ends, perhaps without a step.
+
+        In the run that has saved there was one: what is made from now on, as
+        by `compile`, has the same numbers here.
+
+        Args:
+          model: The `keras.Model`.
+        """
+        if getattr(model.optimizer, "built", False):
+            self._runtime.local.number_as_trained(
+                model.optimizer, [v.value for v in model.trainable_variables]
+            )
+
     def numbers_of(self, variables):
         """Positions of variables among those on servers, ints or None.
 
