@@ -2,6 +2,7 @@ import keras
 import numpy as np
 
 from tfdist import guarded_steps
+from tfdist.runtime.keras_hooks import data_hooks
 
 
 def compiled():
@@ -78,3 +79,38 @@ def test_a_repeated_call_of_train_on_batch_has_its_batch_again():
     x = np.ones([4, 1], "float32")
     assert model.train_on_batch(x, x) >= 0
     assert int(model.optimizer.iterations) == 2
+
+
+def test_steps_of_evaluations_and_predictions_go_through_theirs():
+    """Of batches of their own they can be made again."""
+    model, called = compiled(), []
+    x = np.ones([4, 1], "float32")
+
+    def evaluate(function, *args):
+        called.append("evaluate")
+        return function(*args)
+
+    def predict(function, *args):
+        called.append("predict")
+        function(*args)
+        return function(*args)
+
+    for _ in range(2):
+        guarded_steps.guard_looks(model, evaluate, predict)
+        model.evaluate(x, x, batch_size=2, verbose=0)
+        np.testing.assert_array_equal(
+            model.predict(x, batch_size=2, verbose=0), model(x)
+        )
+    fit(model, validation_data=(x, x))
+    rounds = (["evaluate"] * 2 + ["predict"] * 2) * 2
+    assert called == [*rounds, "evaluate", "evaluate"]
+
+
+def test_a_step_of_evaluation_that_was_made_again_is_said(caplog):
+    def call(function, *args):
+        function(*args)
+        return function(*args)
+
+    taken = iter([1, 2])
+    assert data_hooks._evaluate(call, next, taken) == 2
+    assert "are left out of it" in caplog.text

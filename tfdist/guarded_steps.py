@@ -1,4 +1,4 @@
-"""Training steps of Keras's `fit` that go through a function of ours."""
+"""Steps of Keras that go through a function of ours."""
 
 import functools
 import itertools
@@ -49,8 +49,24 @@ class GuardedTraining:
     def make_train_function(self, *args, **kwargs):
         """As Keras's; guards the training step that it has made."""
         super().make_train_function(*args, **kwargs)
-        _put(self, self._tfdist_call)
+        _put(self, "train_function", self._tfdist_call)
         return self.train_function
+
+
+class GuardedLooks:
+    """A mixin: a model whose steps of evaluation and prediction are guarded."""
+
+    def make_test_function(self, *args, **kwargs):
+        """As Keras's; guards the step of evaluation that it has made."""
+        super().make_test_function(*args, **kwargs)
+        _put(self, "test_function", self._tfdist_evaluate)
+        return self.test_function
+
+    def make_predict_function(self, *args, **kwargs):
+        """As Keras's; guards the step of prediction that it has made."""
+        super().make_predict_function(*args, **kwargs)
+        _put(self, "predict_function", self._tfdist_predict)
+        return self.predict_function
 
 
 def guard(model, call):
@@ -64,12 +80,25 @@ def guard(model, call):
     dynamic_subclasses.specialize(model, GuardedTraining)
     # Not by Keras's `__setattr__`: its `__init__` may still be under way.
     vars(model)["_tfdist_call"] = call
-    _put(model, call)
+    _put(model, "train_function", call)
 
 
-def _put(model, call):
-    function = model.train_function
+def guard_looks(model, evaluate, predict):
+    """Makes the steps of `evaluate` and `predict` go through functions.
+
+    Args:
+      model: The `keras.Model`.
+      evaluate: Callable of a function and its arguments that calls it. What
+        it calls takes its batches from an iterator.
+      predict: The same; what it calls gets its batches.
+    """
+    dynamic_subclasses.specialize(model, GuardedLooks)
+    vars(model).update(_tfdist_evaluate=evaluate, _tfdist_predict=predict)
+
+
+def _put(model, name, call):
+    function = getattr(model, name)
     if isinstance(function, GuardedFunction):
         function = function.function
-    if function is not None:  # Or else Keras makes it when `fit` begins.
-        model.train_function = GuardedFunction(function, call)
+    if function is not None:  # Or else Keras makes it when it needs it.
+        setattr(model, name, GuardedFunction(function, call))

@@ -2,6 +2,8 @@
 
 import functools
 
+from absl import logging
+
 from tfdist import empty_epochs
 from tfdist import guarded_steps
 from tfdist import model_optimizers
@@ -43,6 +45,10 @@ def before_data(runtime, before_training, request, shares):
     if runtime.files.is_shared or tables:
         # A save that a table refuses leaves the file that was there.
         models.see(model, runtime.files)
+    has_tables = runtime.store.tables.from_bytes is not None
+    if has_tables:
+        evaluate = functools.partial(_evaluate, runtime.call)
+        guarded_steps.guard_looks(model, evaluate, runtime.call)
     if purpose == "evaluate":
         runtime.pull()
         runtime.unused_models.refuse([v.value for v in model.variables])
@@ -54,7 +60,6 @@ def before_data(runtime, before_training, request, shares):
     running = running_fit.begin(frame)
     runtime.work.watch(running)
     call = functools.partial(runtime.work.call, runtime.call_in_fit)
-    has_tables = runtime.store.tables.from_bytes is not None
     if has_tables and runtime.store.is_chief:
         full = full_tables.FullTables(running, model, runtime.store)
         call = functools.partial(full.call, call)
@@ -76,3 +81,27 @@ def before_data(runtime, before_training, request, shares):
         guarded_steps.guard(model, call)
     runtime.note_data_shares(shares)
     return runtime.chief_decisions.number_of_order or runtime.fits
+
+
+def _evaluate(call, function, *args):
+    """Calls a step of an evaluation that looks up rows on servers.
+
+    Args:
+      call: Callable of it and its arguments, which may call it again.
+      function: The step.
+      *args: Its arguments.
+    """
+    calls = 0
+
+    def step(*args):
+        nonlocal calls
+        calls += 1
+        return function(*args)
+
+    result = call(step, *args)
+    if calls > 1:
+        logging.warning(
+            "A parameter server was lost during an evaluation: the batches of "
+            "the step that has failed are left out of it."
+        )
+    return result
