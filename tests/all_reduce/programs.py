@@ -5,6 +5,7 @@ which batches counted. Each function of a strategy and a worker's number is a
 program, and returns what `main.run` reports under its name.
 """
 
+import contextlib
 import pathlib
 
 import keras
@@ -154,6 +155,27 @@ def weights_set_by_one_worker_within_an_epoch(strategy, worker):
     except RuntimeError as error:
         return str(error)
     return "trained on"
+
+
+def weights_set_while_another_worker_has_failed(strategy, worker):
+    """It waits for the others' epochs, at whose ends they set weights."""
+    with strategy.scope():
+        model = linear()
+
+    def fail(batch, logs=None):
+        if worker == 1 and batch == 1:
+            raise ZeroDivisionError
+
+    def load(epoch, logs=None):
+        model.set_weights([np.array([[7.0 + epoch]])])
+
+    callback = on(on_train_batch_end=fail, on_epoch_end=load)
+    with contextlib.suppress(ZeroDivisionError):
+        model.fit(
+            batches(np.ones(4)), epochs=2, verbose=0, callbacks=[callback]
+        )
+    strategy.barrier()
+    return weight_of(model)
 
 
 def weights_set_at_the_end_of_an_epoch(strategy, worker):

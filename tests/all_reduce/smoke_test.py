@@ -18,6 +18,7 @@ PROGRAMS = (
     "rate_set_by_one_worker",
     "weights_set_by_one_worker_within_an_epoch",
     "weights_set_at_the_end_of_an_epoch",
+    "weights_set_while_another_worker_has_failed",
     "two_models_of_equal_shapes_in_a_loop",
     "many_steps",
     "the_chief_reads_and_evaluates_alone",
@@ -72,6 +73,11 @@ def test_weights_that_one_worker_sets_in_an_epoch_are_an_error(reports):
 def test_weights_that_the_chief_sets_after_an_epoch_count(reports):
     # It sets 10, of which two steps are left.
     assert both(reports, "weights_set_at_the_end_of_an_epoch") == 8.0
+
+
+def test_who_has_failed_follows_what_others_set_after_their_epochs(reports):
+    name = "weights_set_while_another_worker_has_failed"
+    assert both(reports, name) == 8.0
 
 
 def test_models_of_equal_shapes_do_not_get_each_others_gradients(reports):

@@ -288,10 +288,26 @@ class Fit:
         """Follows the others' steps until all have ended `fit`."""
         self.has_ended = True
         everybody = self._engine.num_workers
-        while self._lanes and self._follow(over=1.0).over < everybody:
-            pass
+        while self._lanes:
+            tail = self._follow(over=1.0)
+            if tail.over >= everybody:
+                break
+            self._answer(tail)
         self._engine.compare_model(Moment.END_OF_FIT, self._model)
         self._engine.note_end(self._lanes)
+
+    def _answer(self, tail):
+        """Takes part in what others do at the ends of their epochs."""
+        if tail.present:
+            self._wrote |= tail.wrote > 0
+            return
+        if self._wrote:  # As in `meet`.
+            self._wrote = False
+            # Of a worker that an exception has ended, others judge.
+            with contextlib.suppress(DifferentValuesError):
+                self._engine.compare_model(Moment.END_OF_EPOCH, self._model)
+        if tail.wrote:  # As in `decide`.
+            self._engine.adopt_model(Moment.END_OF_EPOCH, self._model)
 
     def abandon(self):
         """Ends it after an exception: the others may have had none."""
