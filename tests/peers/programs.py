@@ -174,6 +174,24 @@ def loop_before_fit(strategy, worker):
     return replica_after(strategy, model, data(worker, 2))
 
 
+def set_after_an_exception(strategy, worker):
+    """Rolls back what `fit` has made before it failed; then two steps."""
+    model = model_of(strategy)
+    weights = model.get_weights()
+
+    def fail(epoch, logs=None):
+        raise ZeroDivisionError
+
+    with contextlib.suppress(ZeroDivisionError):
+        model.fit(
+            data(worker, 1 if worker == 0 else 30),
+            verbose=0,
+            callbacks=[programs.on(on_epoch_end=fail)],
+        )
+    model.set_weights(weights)
+    return replica_after(strategy, model, data(worker, 2))
+
+
 def loss_scale(strategy, worker):
     """One of four steps of a worker overflows, which is no update."""
     model = model_of(

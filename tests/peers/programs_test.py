@@ -11,6 +11,7 @@ PROGRAMS = (
     "accumulated_gradients",
     "accumulated_over_fits",
     "loop_before_fit",
+    "set_after_an_exception",
     "loss_scale",
     "monitored",
     "heads_in_another_order",
@@ -52,6 +53,12 @@ def test_what_a_loop_has_sent_is_applied_once_when_fit_begins(reports):
     for report in reports:
         replica = report["loop_before_fit"]["replica"]
         assert replica == sum_of(30 + 2, 1 + 2)
+
+
+def test_what_is_set_after_an_exception_comes_after_all_updates(reports):
+    for report in reports:
+        replica = report["set_after_an_exception"]["replica"]
+        assert replica == sum_of(2, 2)
 
 
 def test_steps_that_overflow_send_nothing(reports):

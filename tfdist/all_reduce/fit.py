@@ -115,8 +115,17 @@ class FitCalls:
 
     def before_write(self, variable):
         """Called before a shared variable is assigned eagerly."""
+        self.end_before_write()
         if self._stack:
             self._stack[-1].before_write(variable)
+
+    def end_before_write(self):
+        """Ends calls that an exception has ended, before a script goes on.
+
+        What it sets comes after all that others make in that call.
+        """
+        if self.has_abandoned:
+            self.end_abandoned()
 
 
 class Fit:

@@ -192,6 +192,8 @@ class PeerEngine(engine_lib.Engine):
         if self.is_applying:
             return
         if self._step is None:
+            if tf.executing_eagerly():
+                self.fits.end_before_write()
             if variable.trainable:
                 self.check_of_epochs.build_written()
             return
