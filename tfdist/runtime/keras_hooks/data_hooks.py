@@ -46,7 +46,7 @@ def before_data(runtime, before_training, request, shares):
         # A save that a table refuses leaves the file that was there.
         models.see(model, runtime.files)
     has_tables = runtime.store.tables.from_bytes is not None
-    if has_tables:
+    if tables or (has_tables and not model.built):
         evaluate = functools.partial(_evaluate, runtime.call)
         guarded_steps.guard_looks(model, evaluate, runtime.call)
     if purpose == "evaluate":
