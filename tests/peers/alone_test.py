@@ -188,6 +188,12 @@ class Meetings(collectives.NoCollectives):
     def post(self, **said):
         pass
 
+    def flush(self, receive, is_flushed):
+        pass
+
+    def finish(self, sent, receive, lacks):
+        pass
+
 
 @pytest.mark.parametrize("name", ["PeerToPeerStrategy", "GossipStrategy"])
 def test_a_call_of_fit_that_was_stopped_leaves_the_one_around_it(name):
