@@ -19,6 +19,7 @@ from tfdist import saved_state
 from tfdist.runtime.checkpoint import table_chunks
 from tfdist.runtime.checkpoint import table_export
 from tfdist.runtime.variables import table as table_lib
+from tfdist.runtime.variables.variables import Role
 
 
 @pytest.fixture(scope="module")
@@ -281,6 +282,25 @@ def test_large_tables_are_saved_in_more_chunks(
     with (tmp_path / "state").open("rb") as file:
         strategy.state.restore(saved_state.read(file, lazy=table_chunks.PREFIX))
     np.testing.assert_array_equal(table(np.arange(ROWS)), rows)
+
+
+def test_rows_are_put_back_as_what_a_script_sets(monkeypatch):
+    """That comes after all that others make in the call of `fit` before."""
+    strategy = strategy_with_tables()
+    model, _ = build(strategy.scope(), tables_test.OPTIMIZERS["sgd"])
+    model.fit(*examples(), verbose=0)
+    state = strategy.state.read()
+    set_now = []
+    runtime = strategy._runtime
+    before = runtime.chief_decisions.before_write
+    monkeypatch.setattr(
+        runtime.chief_decisions,
+        "before_write",
+        lambda variable: set_now.append(variable.role) or before(variable),
+    )
+    strategy.state.restore(state)
+    assert Role.TABLE in set_now
+    assert Role.PARAMETER in set_now
 
 
 @pytest.mark.nightly
