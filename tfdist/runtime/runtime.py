@@ -180,6 +180,20 @@ class Runtime:
         """Whether servers hold variables, of this worker or of another."""
         return self.synchronizer.held() > 0
 
+    def has_come_back(self):
+        """Whether servers hold a run that this process has not trained in."""
+        if self.journal.exchanges:
+            return False
+        if not self.committed:
+            return self.is_held()
+        # Such as before an evaluation that came first. A process that has
+        # died after one, and before it put anything back, leaves first values;
+        # and what servers have lost this worker has added itself.
+        joined = self.synchronizer
+        if not joined.has_joined or joined.has_added:
+            return False
+        return max(self.updates_applied()) > 0
+
     def commit(self):
         """Brings new variables and the servers to one state; see there."""
         with private_tensorflow.outside_of_functions():

@@ -86,7 +86,9 @@ def test_the_chief_goes_on_when_all_have_put_averages_in_place(use_ema):
     model = keras.Sequential()
     for optimizer in (rule, keras.optimizers.LossScaleOptimizer(rule)):
         model.compile(optimizer)
-        assert worker.chief_decisions._call_to_end(model, 5) == 4 * use_ema
+        assert (
+            worker.chief_decisions._values.call_to_end(model, 5) == 4 * use_ema
+        )
 
 
 def test_the_chief_waits_for_averages_of_the_call_before():
@@ -99,8 +101,8 @@ def test_the_chief_waits_for_averages_of_the_call_before():
     for use_ema, waits in ((True, True), (False, True), (False, False)):
         worker.begin(1)
         worker.model.compile(keras.optimizers.SGD(use_ema=use_ema))
-        decisions._changes.begin(worker.model, 1)
-        assert decisions._call_to_end(worker.model, 2) == waits
+        decisions._values.begin(worker.model, 1)
+        assert decisions._values.call_to_end(worker.model, 2) == waits
         decisions.end_loop()
 
 
@@ -120,7 +122,7 @@ def test_the_chief_begins_when_all_have_trained_what_a_call_keeps():
         """Its steps assign these variables, beside one that it trains."""
         worker.model = model
         begin(worker)
-        decisions._changes.begin(model, decisions.fit_number)
+        decisions._values.begin(model, decisions.fit_number)
         for variable in [*assigned, *model.trainable_variables[:1]]:
             number = getattr(variable.value, "num_assignments", 0)
             variable.value.num_assignments = number + 1
@@ -181,7 +183,7 @@ def test_the_chief_that_has_passed_a_call_waits_for_what_it_changed():
     decisions.position.begin = lambda *arguments: (0, 0)
     decisions.position._start = fit_progress.OVER
     decisions.begin_data(1, True)
-    assert decisions._call_to_end(head, 2) == 1
+    assert decisions._values.call_to_end(head, 2) == 1
 
 
 def test_the_chief_has_the_newest_after_it_has_set_weights_in_fit():
@@ -219,7 +221,7 @@ def test_when_the_chief_waits_for_all_to_begin(number, reads, waits, looks):
     begun, before = fit_progress.begun(number), fit_progress.closed(number - 1)
     worker = Worker(0, table(begun, before, begun), table(*[begun] * 3))
     worker.runtime.coordination = types.SimpleNamespace(waits=waits)
-    worker.chief_decisions._take_over = lambda: None
+    worker.chief_decisions._values.take_over = lambda: None
     # One of them may have asked for what is new before it begins.
     committed_at = []
     worker.runtime.commit = lambda: committed_at.append(worker.reads)
@@ -268,7 +270,7 @@ def test_a_first_call_begins_with_what_the_chief_has_set_before_it(
     worker, done = Worker(1, *[before] * begins, begun), []
     worker.runtime.committed = committed
     worker.runtime.is_held = lambda: is_held
-    worker.chief_decisions._take_over = lambda: done.append(worker.reads)
+    worker.chief_decisions._values.take_over = lambda: done.append(worker.reads)
     worker.chief_decisions._tell_begun(worker.begin(1))
     assert len(done) == takes_over
     # When the chief has begun it.
@@ -276,30 +278,25 @@ def test_a_first_call_begins_with_what_the_chief_has_set_before_it(
 
 
 @pytest.mark.parametrize(
-    ("others", "has_joined", "exchanges", "has_added", "passes"),
+    ("others_train", "has_come_back", "passes"),
     {
-        "the first start": (0, False, 0, False, True),
-        "back to training": (1, True, 0, False, False),
-        "back to servers alone": (0, True, 0, False, True),
-        "back to servers that have lost it": (1, True, 0, True, True),
-        "back, and trained since": (1, True, 3, False, True),
+        "the first start": (False, False, True),
+        "back to training": (True, True, False),
+        "back to servers alone": (False, True, True),
+        "trained since": (True, False, True),
     }.values(),
 )
 def test_a_chief_that_comes_back_does_not_set_what_others_have_trained(
-    others, has_joined, exchanges, has_added, passes, caplog
+    others_train, has_come_back, passes, caplog
 ):
     """Its script loads weights before `fit`, as it did when all began."""
-    begun = fit_progress.begun(1) * others
+    begun = fit_progress.begun(1) * others_train
     worker, done = Worker(0, table(begun, begun, begun)), []
-    worker.membership.former = table(begun)[0]
-    worker.runtime.synchronizer = types.SimpleNamespace(
-        writes_pass=True, has_joined=has_joined, has_added=has_added
-    )
-    worker.runtime.journal.exchanges = exchanges
+    worker.runtime.has_come_back = lambda: has_come_back
     decisions = worker.chief_decisions
-    decisions._take_over = lambda: done.append(1)
+    decisions._values.take_over = lambda: done.append(1)
     # Places are of steps: the others' first one is made.
-    place = (0, 1) if others else (0, 0)
+    place = (0, 1) if others_train else (0, 0)
     decisions._turns.position = lambda number: place
     weight = types.SimpleNamespace(role=Role.PARAMETER, name="kernel")
     assert decisions.before_write(weight) == passes

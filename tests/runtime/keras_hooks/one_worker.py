@@ -39,16 +39,15 @@ class Worker:
         )
         self.runtime = types.SimpleNamespace(
             store=store,
-            journal=types.SimpleNamespace(count=0, begun=0, exchanges=0),
+            journal=types.SimpleNamespace(count=0, begun=0),
             wait=functools.partial(
                 waiting.wait_while_it_gets_on,
                 stalled_after=lambda: 0.3,
                 progress=lambda: [0],
             ),
-            synchronizer=types.SimpleNamespace(
-                writes_pass=True, has_joined=False, has_added=False
-            ),
+            synchronizer=types.SimpleNamespace(writes_pass=True),
             committed=0,
+            has_come_back=lambda: False,
             is_held=lambda: False,
             commit=lambda: None,
             local=None,

@@ -271,9 +271,14 @@ def test_a_saved_state_is_put_back_as_a_whole_where_servers_lack_some():
     )
 
 
-@pytest.mark.parametrize("has_trained", [False, True])
-def test_first_values_of_a_chief_that_died_are_no_run(has_trained):
-    """It has evaluated, and put nothing back yet."""
+@pytest.mark.parametrize(
+    ("has_trained", "has_added", "is_kept"),
+    [(False, False, False), (True, False, True), (True, True, False)],
+)
+def test_first_values_of_a_chief_that_died_are_no_run(
+    has_trained, has_added, is_kept
+):
+    """It has evaluated, and put nothing back yet; or servers have lost some."""
     saved = trained()[0].state.read()
     strategy = tfdist.AsyncStrategy()
     with strategy.scope():
@@ -289,11 +294,13 @@ def test_first_values_of_a_chief_that_died_are_no_run(has_trained):
     runtime.synchronizer = joined(runtime, may_lack=False)
     runtime.journal = types.SimpleNamespace(exchanges=0, count=0)
     runtime.pull()
+    runtime.synchronizer.has_added = has_added
+    assert runtime.has_come_back() == is_kept
     runtime.state.restore(saved)
     for variable in model.weights:
         name, ordinal = variable.value.name, variable.value.ordinal
         after = held(runtime)[name]
-        if has_trained:
+        if is_kept:
             np.testing.assert_array_equal(after, expected[name])
         else:
             np.testing.assert_array_equal(

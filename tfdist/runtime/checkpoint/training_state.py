@@ -165,22 +165,7 @@ class TrainingState(tf.train.experimental.PythonState):
           ModelMismatchError: It is of other variables.
         """
         is_chief = self._store.is_chief
-        self._restore(saved, is_chief and not self._has_come_back())
-
-    def _has_come_back(self):
-        """Whether servers hold a run that this process has not trained in."""
-        runtime = self._runtime
-        if runtime.journal.exchanges:
-            return False
-        if not runtime.committed:
-            return runtime.is_held()
-        # Such as before an evaluation that came first. A process that has
-        # died after one, and before it put anything back, leaves first values;
-        # and what servers have lost this worker has added itself.
-        joined = runtime.synchronizer
-        if not joined.has_joined or joined.has_added:
-            return False
-        return max(runtime.updates_applied()) > 0
+        self._restore(saved, is_chief and not self._runtime.has_come_back())
 
     @contextlib.contextmanager
     def loading(self):
@@ -191,7 +176,7 @@ class TrainingState(tf.train.experimental.PythonState):
         """
         runtime = self._runtime
         # What is not committed is taken from the servers when it is.
-        is_later = runtime.committed and self._has_come_back()
+        is_later = runtime.committed and runtime.has_come_back()
         if not is_later:
             yield
             return

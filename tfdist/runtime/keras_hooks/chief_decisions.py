@@ -16,18 +16,15 @@ import tensorflow as tf
 
 from tfdist import private_keras_calls
 from tfdist.cluster import fit_progress
-from tfdist.cluster import waiting
 from tfdist.program_error import ProgramError
 from tfdist.runtime.exchange.pull_response import assign
 from tfdist.runtime.keras_hooks import fit_call
 from tfdist.runtime.keras_hooks import fit_callbacks
 from tfdist.runtime.keras_hooks import fit_position
 from tfdist.runtime.keras_hooks import fit_turns
-from tfdist.runtime.keras_hooks import weight_changes
-from tfdist.runtime.variables.variables import Role
+from tfdist.runtime.keras_hooks import values_between
 
 CHOICES = ("chief", "each")
-_WEIGHTS = (Role.PARAMETER, Role.STATE)
 
 
 class ChiefDecisions:
@@ -54,7 +51,6 @@ class ChiefDecisions:
         self._membership = membership
         self._fits = membership.fits
         self.is_chief = config.worker_id == fit_turns.CHIEF
-        self._start_timeout = patience["start_timeout"]
         self._turns = fit_turns.FitTurns(
             runtime.store,
             membership,
@@ -64,14 +60,9 @@ class ChiefDecisions:
         )
         self.position = fit_position.FitPosition(self._turns, self._fits)
         self._fit = None
-        self._changes = weight_changes.WeightChanges()
-        # Whether this worker has assigned what servers hold, since it took
-        # their values over last.
-        self._wrote = False
-        # Whether weights were among it, and no step of `fit` has come since.
-        self._has_set = False
-        # Whether the last call has ended by assigning averages of weights.
-        self._has_averaged = False
+        self._values = values_between.ValuesBetween(
+            runtime, self._turns, self.is_chief, patience["start_timeout"]
+        )
         self._warned = self._warned_of_data = False
         # Whether it has taken up what an earlier process of it had decided.
         self._has_resumed = False
@@ -132,7 +123,7 @@ class ChiefDecisions:
             # That may be at its end: then it has been a call all the same.
             fit.has_begun = True
             if self.position.is_over:
-                self._changes.end(fit.model, fit.number)
+                self._values.end(fit.model, fit.number)
                 fit_call.build_optimizer(fit.model)
                 self._runtime.commit()
                 variables = [v.value for v in fit.model.variables]
@@ -178,7 +169,7 @@ class ChiefDecisions:
         model = private_keras_calls.model_of(frame)
         number = self._next_number(model)
         if self.is_chief:
-            self._turns.wait_for_others(self._call_to_end(model, number))
+            self._turns.wait_for_others(self._values.call_to_end(model, number))
         elif number > 1:
             self._turns.wait_for_chief(
                 fit_progress.begun(number), f"to begin call {number} of fit"
@@ -205,7 +196,7 @@ class ChiefDecisions:
         # Not once more after a heartbeat: others may have begun the next one.
         self._runtime.coordination.leave_if_over()
         if fit.has_begun:
-            self._changes.end(fit.model, fit.number)
+            self._values.end(fit.model, fit.number)
             self._fits.close()
             self._tell()
 
@@ -218,19 +209,6 @@ class ChiefDecisions:
         may_pass = fit_call.makes_all_when_built(model)
         may_pass &= not self._runtime.local.keeps_own_values
         return self._turns.next_number(self.position.passes, may_pass)
-
-    def _call_to_end(self, model, number):
-        """The call that all are to end before the chief begins; 0 for none.
-
-        The one before, where workers wait for each other, and where each ends
-        it by assigning averages of weights (`use_ema`), over the chief's next
-        steps. Else the last that changed weights which this one keeps (those
-        of frozen layers): the chief would see nothing new of them.
-        """
-        averages = fit_call.averages_weights(model) or self._has_averaged
-        if self._runtime.coordination.waits or averages:
-            return number - 1
-        return self._changes.last_of_kept(model)
 
     def call(self, call, function, *args):
         """Calls a `train_function` of Keras.
@@ -245,7 +223,7 @@ class ChiefDecisions:
             return call(function, *args)  # Such as `train_on_batch`.
         if not fit.is_in_loop:
             self._begin_loop(fit)
-        self._has_set = False
+        self._values.has_set = False
         if self.is_chief:
             self._tell_rates(fit)
         else:
@@ -297,38 +275,14 @@ class ChiefDecisions:
           Whether servers are to get what is assigned, if they get it from this
           worker.
         """
-        self._wrote = True
-        passes = self.is_chief and self._runtime.synchronizer.writes_pass
-        if passes and self._has_come_back():
-            if not self._warned:
-                self._warned = True
-                logging.warning(
-                    "Variable %r was assigned by a chief that was started "
-                    "again: the servers keep their value, which is newer, and "
-                    "this worker takes it over when `fit` begins.",
-                    variable.name,
-                )
+        if not self._values.note_write(variable):
             return False
-        self._has_set |= variable.role in _WEIGHTS
         fit = self._fit
         if fit is not None and fit.is_in_loop and self._fits.is_running():
             return True
         if self.is_chief:
             self._turns.wait_for_others(self._fits.word.number)
         return True
-
-    def _has_come_back(self):
-        """Whether this process comes back to training, and has made no step.
-
-        Until then its script does what it did before the training.
-        """
-        runtime = self._runtime
-        if runtime.journal.exchanges or not runtime.synchronizer.has_joined:
-            return False
-        # What servers have lost and this worker has added may be no newer.
-        if runtime.synchronizer.has_added:
-            return False
-        return self._turns.position(1) != (0, 0)
 
     def after_callbacks(self):
         """Called when the user's callbacks have seen a batch or an epoch."""
@@ -354,8 +308,7 @@ class ChiefDecisions:
         if fit is None:
             return
         fit.is_in_loop, fit.has_ended = False, True
-        self._has_averaged = fit_call.averages_weights(fit.model)
-        self._changes.end(fit.model, fit.number)
+        self._values.end(fit.model, fit.number)
         self._runtime.work.leave()
         self._runtime.local.finish()
         self._runtime.coordination.leave()
@@ -366,17 +319,17 @@ class ChiefDecisions:
         fit, self._fit = self._fit, None
         if fit is None:
             return
-        if not self.is_chief and (fit.stopped or self._wrote):
+        if not self.is_chief and (fit.stopped or self._values.wrote):
             self._turns.wait_for_chief(
                 fit_progress.closed(fit.number),
                 f"to end call {fit.number} of fit",
             )
-        if fit.stopped or self._wrote:
+        if fit.stopped or self._values.wrote:
             # The parameters, and no look-ahead: nothing is trained on them.
             # Also on the chief, with the others' last updates: should a server
             # be lost now, what it assigned is newer than all snapshots.
             self._runtime.pull()
-            self._wrote = False
+            self._values.wrote = False
         self._fits.close()
         self._tell()
 
@@ -392,16 +345,17 @@ class ChiefDecisions:
         fit_callbacks.put_around(listed, self)
         fit.is_in_loop = fit.has_begun = True
         fit.find_rates()
-        self._changes.begin(fit.model, fit.number)
+        self._values.begin(fit.model, fit.number)
         fit.exchanges = self._runtime.journal.count
         self._tell_begun(fit)
 
     def _tell_begun(self, fit):
         """Tells that a call of `fit` begins; waits until the chief's has."""
+        values = self._values
         if self.is_chief:
             written = self._fits.word.written
             self._tell(
-                written=fit.number if self._has_set else written,
+                written=fit.number if self._values.has_set else written,
                 reached=fit_progress.begun(fit.number),
                 rates=fit.own_rates(),
                 version=self._version(),
@@ -420,12 +374,13 @@ class ChiefDecisions:
                 # Of a new model one of them may have asked before it begins.
                 self._runtime.commit()
                 self._turns.wait_for_others_to_begin(fit.number)
-            if fit.number > 1 or (self._wrote and self._has_come_back()):
-                self._take_over()
-            self._wrote = False
+            if fit.number > 1 or (values.wrote and values.is_of_former_life()):
+                self._values.take_over()
+            self._values.wrote = False
             return
         begun, chief = fit_progress.begun(fit.number), None
-        takes_over = fit.number > 1 or self._wrote or self._are_earlier(begun)
+        takes_over = fit.number > 1 or values.wrote
+        takes_over = takes_over or values.are_earlier(begun)
         if takes_over or self.position.reads_backup:
             chief = self._turns.wait_for_chief(
                 begun, f"to begin call {fit.number} of fit"
@@ -435,7 +390,7 @@ class ChiefDecisions:
         # which the chief may wait for this word.
         self._tell(reached=begun)
         if takes_over:
-            self._take_over()
+            self._values.take_over()
         if takes_over and chief is not None:
             fit.told = chief.word
             if chief.word.written >= fit.number:
@@ -443,32 +398,6 @@ class ChiefDecisions:
         elif self.position.goes_on:
             # It makes no step with the rates that training began with.
             fit.told = self._turns.chief().word
-
-    def _are_earlier(self, begun):
-        """Whether servers' first values may be from before the call of `fit`.
-
-        The chief may set others until it begins it. Waits for first values,
-        as the first step would, or until the chief begins.
-
-        Args:
-          begun: The beginning of the chief's call, of `fit_progress`.
-        """
-        if self._runtime.committed:
-            return True
-        has_begun = False
-
-        def look():
-            nonlocal has_begun
-            has_begun = self._turns.chief().word.reached >= begun
-            return has_begun or self._store.call(self._runtime.is_held)
-
-        waiting.wait_until(
-            look,
-            what="the chief to initialise the variables of this model",
-            timeout=self._start_timeout,
-            hint="Is the chief running, and does it build this model?",
-        )
-        return not has_begun
 
     def _tell(self, **changes):
         self._fits.tell(**changes)
@@ -527,9 +456,3 @@ class ChiefDecisions:
                 'when all stop. With decisions="each" each worker does.'
             )
         return True
-
-    def _take_over(self):
-        """Takes over what servers hold, to train on it."""
-        self._runtime.pull()
-        self._store.call(self._runtime.show_ahead)
-        self._wrote = False
