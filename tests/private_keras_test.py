@@ -4,8 +4,6 @@ One for each name of `tfdist.private_keras`. Where one fails, Keras has
 changed: what tfdist does with the name is in its docstring.
 """
 
-import contextlib
-
 import keras
 import numpy as np
 import pytest
@@ -53,77 +51,6 @@ def test_a_model_s_own_metrics_are_not_those_that_it_is_compiled_with():
     assert private_keras.own_metrics(model) == [model.own]
     # Keras leaves them out of a model around it.
     assert model.own not in keras.Sequential([model]).metrics
-
-
-class NeverCalled(keras.Model):
-    """A model without `call`."""
-
-    def train_step(self, data):
-        return {"loss": tf.reduce_mean(data)}
-
-
-def test_a_model_with_a_step_of_its_own_is_not_called_to_be_built():
-    def fit(*changes):
-        with tf.distribute.OneDeviceStrategy("/device:CPU:0").scope():
-            model = NeverCalled()
-            model.compile(run_eagerly=True)
-        for change in changes:
-            change(model)
-        model.fit(np.ones([2, 3]), verbose=0)
-
-    with pytest.raises(RuntimeError, match="Unable to automatically build"):
-        fit()
-    fit(private_keras.build_without_data)
-
-
-@pytest.mark.parametrize("is_changed", [False, True])
-def test_a_validation_builds_with_an_iterator_of_its_own(is_changed):
-    """Under a strategy Keras uses that of the one before, which may be over."""
-    ones = np.ones([4, 1])
-    data = tf.data.Dataset.from_tensor_slices((ones, ones)).batch(2)
-    unknown = data.filter(lambda x, y: True)
-    with tf.distribute.OneDeviceStrategy("/device:CPU:0").scope():
-        model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-    if is_changed:
-        private_keras.build_without_data(model)
-    expected = contextlib.nullcontext()
-    if not is_changed:
-        expected = pytest.raises(StopIteration)
-    with expected:
-        model.fit(
-            data,
-            validation_data=unknown,
-            validation_steps=2,
-            epochs=2,
-            verbose=0,
-        )
-
-
-def test_it_is_known_who_wrote_a_train_step():
-    model = model_of_two()
-    assert not private_keras.has_own_train_step(model)
-    private_keras.build_without_data(model)
-    assert not private_keras.has_own_train_step(model)
-    model.train_step = lambda data: {}
-    assert private_keras.has_own_train_step(model)
-    assert private_keras.has_own_train_step(NeverCalled())
-
-
-def test_it_is_known_what_a_first_step_has_yet_to_build():
-    x = keras.Input([3])
-    model = keras.Model(x, keras.layers.Dense(2)(x))
-    model.head = keras.layers.Dense(1)
-    # It has nothing to build.
-    model.flips = keras.Sequential([keras.layers.RandomFlip()])
-    assert private_keras.unbuilt_layers(model) == [model.head]
-    assert model.built and private_keras.is_built(model)
-    model.train_step = lambda data: {}
-    assert not private_keras.is_built(model)
-    model.head.build([None, 1])
-    assert private_keras.is_built(model)
-    model.built = False
-    assert not private_keras.is_built(model)
 
 
 @pytest.mark.parametrize("is_scaled", [False, True])

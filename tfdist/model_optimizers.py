@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdist import dynamic_subclasses
 from tfdist import private_keras
+from tfdist import private_keras_building
 
 # Their variables hold what weights have been made of: a step overwrites these.
 # Older versions of Keras have the first alone.
@@ -69,7 +70,7 @@ def check_scope(model):
     Raises:
       ValueError: It was.
     """
-    if private_keras.has_own_train_step(model):
+    if private_keras_building.has_own_train_step(model):
         return
     compiled = []
     _collect(getattr(model, "optimizer", None), compiled)

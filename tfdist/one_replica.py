@@ -7,7 +7,7 @@ import weakref
 import keras
 import tensorflow as tf
 
-from tfdist import private_keras
+from tfdist import private_keras_building
 from tfdist import private_keras_calls
 from tfdist import private_keras_variables
 from tfdist import private_tensorflow
@@ -233,8 +233,10 @@ class WorkerExtended(OneReplicaExtended):
         # `compile` makes variables of metrics: a model with a `train_step` of
         # its own is then built in its first step.
         model = private_keras_calls.compiling_model()
-        if model is not None and private_keras.has_own_train_step(model):
-            private_keras.build_without_data(model)
+        if model is not None and private_keras_building.has_own_train_step(
+            model
+        ):
+            private_keras_building.build_without_data(model)
         maker = private_keras_variables.variable_maker()
         known = {key: kwargs[key] for key in _KNOWN if key in kwargs}
         if isinstance(maker, keras.optimizers.Optimizer):

@@ -14,7 +14,7 @@ from tfdist import guarded_steps
 from tfdist import model_optimizers
 from tfdist import one_replica
 from tfdist import own_random_numbers
-from tfdist import private_keras
+from tfdist import private_keras_building
 from tfdist import private_keras_calls
 from tfdist import private_keras_variables
 from tfdist import private_tensorflow
@@ -183,7 +183,7 @@ class AllReduceExtended(one_replica.WorkerExtended):
         model = private_keras_calls.model_of(frame)
         # Where it was compiled outside the scope, or got its `train_step`
         # later.
-        private_keras.build_without_data(model)
+        private_keras_building.build_without_data(model)
         if engine.files.is_shared:
             models.see(model, engine.files)
         if purpose != "train":

@@ -9,6 +9,7 @@ import keras
 
 from tfdist import model_optimizers
 from tfdist import private_keras
+from tfdist import private_keras_building
 from tfdist.callbacks import checkpoint_files
 from tfdist.callbacks import fitted_model
 from tfdist.callbacks import known_checkpoints
@@ -318,9 +319,11 @@ def _check_layers_are_built(model):
 
     Keras has built others when `fit` begins.
     """
-    if not private_keras.has_own_train_step(model):
+    if not private_keras_building.has_own_train_step(model):
         return
-    unbuilt = [layer.name for layer in private_keras.unbuilt_layers(model)]
+    unbuilt = [
+        layer.name for layer in private_keras_building.unbuilt_layers(model)
+    ]
     if unbuilt:
         raise ValueError(
             "Argument `model` of a ClusterCheckpoint must have layers that are "

@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 from tfdist import private_keras
+from tfdist import private_keras_building
 from tfdist.codistillation import peers as peers_lib
 from tfdist.codistillation import weights as weights_lib
 from tfdist.codistillation.background import Background
@@ -146,7 +147,7 @@ class Codistillation(keras.callbacks.Callback):
         self._peers = {n: peers_lib.Peer(n) for n in self.group.peers}
         self._next = model.burn_in_steps
         self._is_ready = False
-        if private_keras.is_built(self._student):
+        if private_keras_building.is_built(self._student):
             self._prepare()
 
     def _prepare(self):

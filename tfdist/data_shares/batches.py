@@ -2,7 +2,7 @@
 
 import keras
 
-from tfdist import private_keras
+from tfdist import private_keras_building
 
 
 def check(dataset, model):
@@ -22,7 +22,7 @@ def check(dataset, model):
     shapes = [getattr(part, "shape", None) for part in parts]
     if any(shape is None or shape.rank is None for shape in shapes):
         return
-    is_scalar = not private_keras.has_own_train_step(model) and any(
+    is_scalar = not private_keras_building.has_own_train_step(model) and any(
         shape.rank == 0 for shape in shapes
     )
     expected = _input_shapes(model)

@@ -14,7 +14,7 @@ import keras
 from tfdist import dynamic_subclasses
 from tfdist import model_optimizers
 from tfdist import own_callbacks
-from tfdist import private_keras
+from tfdist import private_keras_building
 from tfdist import private_keras_calls
 from tfdist.cluster import waiting
 
@@ -106,12 +106,12 @@ class RestoresUnbuilt:
 
     def on_train_begin(self, logs=None):
         """As Keras's; warns of layers that it cannot restore."""
-        if private_keras.is_built(self.model):
+        if private_keras_building.is_built(self.model):
             # Also where its steps have others: Keras would build it here on
             # the workers alone that find a file.
             model_optimizers.build(self.model)
         elif self.model.built:
-            unbuilt = private_keras.unbuilt_layers(self.model)
+            unbuilt = private_keras_building.unbuilt_layers(self.model)
             logging.warning(
                 "BackupAndRestore cannot restore layers that are not built "
                 "when `fit` begins. If a step builds them (a model with a "

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist import private_keras
+from tfdist import private_keras_building
 
 _POLL_SECONDS = 0.5
 
@@ -162,8 +162,8 @@ class SidecarEvaluator:
 
     def _build(self):
         # Variables that do not exist yet cannot be refreshed.
-        if not private_keras.is_built(self._model):
-            if private_keras.has_own_train_step(self._model):
+        if not private_keras_building.is_built(self._model):
+            if private_keras_building.has_own_train_step(self._model):
                 logging.warning(
                     "SidecarEvaluator builds the layers of model %r in the "
                     "order of its `test_step`, and those who train in that of "

@@ -281,7 +281,7 @@ class TrainingState(tf.train.experimental.PythonState):
           model: The `keras.Model`.
         """
         if getattr(model.optimizer, "built", False):
-            self._runtime.local.number_as_trained(
+            self._runtime.local.own_parts(
                 model.optimizer, [v.value for v in model.trainable_variables]
             )
 

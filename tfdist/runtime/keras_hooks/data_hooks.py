@@ -7,7 +7,7 @@ from absl import logging
 from tfdist import empty_epochs
 from tfdist import guarded_steps
 from tfdist import model_optimizers
-from tfdist import private_keras
+from tfdist import private_keras_building
 from tfdist import private_keras_calls
 from tfdist import running_fit
 from tfdist.runtime.keras_hooks import adapted_layers
@@ -38,7 +38,7 @@ def before_data(runtime, before_training, request, shares):
         return None
     model = private_keras_calls.model_of(frame)
     # Where it was compiled outside the scope, or got its `train_step` later.
-    private_keras.build_without_data(model)
+    private_keras_building.build_without_data(model)
     adapted_layers.see(model)
     runtime.evaluations.restore_before(frame)
     tables = table_saving.tables_of(model, runtime.store)

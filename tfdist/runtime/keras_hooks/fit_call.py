@@ -6,7 +6,7 @@ import weakref
 from absl import logging
 
 from tfdist import model_optimizers
-from tfdist import private_keras
+from tfdist import private_keras_building
 from tfdist import private_keras_calls
 from tfdist.cluster import fit_progress
 
@@ -158,7 +158,7 @@ def makes_all_when_built(model):
     Further optimizers may make theirs in the first step.
     """
     has_others = bool(model_optimizers.others_of(model))
-    return private_keras.is_built(model) and not has_others
+    return private_keras_building.is_built(model) and not has_others
 
 
 def build_optimizer(model):

@@ -1,4 +1,4 @@
-"""What is assigned outside of the steps of `fit`, and who takes it over.
+"""Values that are assigned before and between calls of `fit`.
 
 What the chief assigns before a call of `fit` comes after all that anybody has
 pushed in the one before, and all begin with it.

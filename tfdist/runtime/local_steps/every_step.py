@@ -17,7 +17,7 @@ class EveryStep:
     keeps_own = False
     has_begun = False
     inners = ()
-    watch = flush = finish = show_anchor = number_as_trained = nothing
+    watch = flush = finish = show_anchor = own_parts = nothing
     follow = after_pull = adopt_given = nothing
     in_period = empty_list
     before_read = after_write = tidy = let_go = nothing

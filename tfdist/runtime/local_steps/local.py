@@ -6,7 +6,6 @@ the steps come to reaches other workers: `ServerCommunication`, or
 """
 
 import functools
-import weakref
 
 import tensorflow as tf
 
@@ -70,8 +69,6 @@ class Local:
             shadow=self._own_values.shadow,
         )
         self._traced = traced_calls.Traced(runtime.store)
-        # By Keras optimizer.
-        self._own_parts = weakref.WeakKeyDictionary()
         self._optimizers = local_optimizers.LocalOptimizers(
             runtime.store, method, runtime.variable_scope, runtime.build_pull
         )
@@ -185,7 +182,7 @@ class Local:
         if inner is not None:
             return inner
         with tf.init_scope():
-            outer, speeds = self._own_parts_of(optimizer, parameters)
+            outer, speeds = self.own_parts(optimizer, parameters)
             local_optimizers.check_pieces(parameters, outer)
             local_optimizers.check_epsilon(parameters, outer)
             self._runtime.commit()
@@ -206,27 +203,11 @@ class Local:
             self._runtime.state.resume_local_steps()
         return inner
 
-    def _own_parts_of(self, optimizer, parameters):
-        """The outer optimizer and the `Speeds` of a Keras optimizer."""
-        # Not the one that scales its losses.
-        key = getattr(optimizer, "inner_optimizer", optimizer)
-        if key not in self._own_parts:
-            outer = self._optimizers.make_outer(optimizer, parameters)
-            with self._optimizers.making_own():
-                self._own_parts[key] = outer, self._exchange.new_speeds()
-        return self._own_parts[key]
-
-    def number_as_trained(self, optimizer, parameters):
-        """Lets later variables have the numbers that they have in other runs.
-
-        There a step of the optimizer has been made, and with it variables of
-        tfdist's own.
-
-        Args:
-          optimizer: A Keras optimizer that is built.
-          parameters: List of the parameters that it trains.
-        """
-        self._own_parts_of(optimizer, parameters)
+    def own_parts(self, optimizer, parameters):
+        """See `LocalOptimizers.own_parts`."""
+        return self._optimizers.own_parts(
+            optimizer, parameters, self._exchange.new_speeds
+        )
 
     def show_own(self):
         """Makes the replicas hold this worker's own values."""

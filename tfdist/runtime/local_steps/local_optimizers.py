@@ -5,6 +5,7 @@ one that servers, or all workers alike, apply to what its steps come to.
 """
 
 import contextlib
+import weakref
 
 import tensorflow as tf
 
@@ -38,6 +39,8 @@ class LocalOptimizers:
         # By the ordinals of step counters.
         self._inners = {}
         self._makes_own = False
+        # By Keras optimizer.
+        self._own_parts = weakref.WeakKeyDictionary()
         # Steps counted at the last heartbeat.
         self._progress = []
         # Steps of optimizers that nobody uses any more.
@@ -108,12 +111,19 @@ class LocalOptimizers:
             )
         return inner
 
-    def make_outer(self, optimizer, parameters):
-        """Makes the outer optimizer of a Keras one.
+    def own_parts(self, optimizer, parameters, new_speeds):
+        """The parts that tfdist adds to a Keras optimizer, made once.
+
+        Its first step makes them, or a `fit` that ends without a step: then
+        variables that are made later have the numbers of a run with one.
 
         Args:
           optimizer: The Keras optimizer.
           parameters: List of the parameters that it trains.
+          new_speeds: Callable that makes its `Speeds`, or None.
+
+        Returns:
+          The outer optimizer and the speeds.
 
         Raises:
           NotImplementedError: It computes weights from variables of its own.
@@ -127,6 +137,15 @@ class LocalOptimizers:
                 "use_ema=True keeps an average of each worker's own weights, "
                 "which differ between workers with local steps. Leave it out."
             )
+        # Not the one that scales its losses.
+        key = getattr(optimizer, "inner_optimizer", optimizer)
+        if key not in self._own_parts:
+            outer = self._make_outer(parameters)
+            with self.making_own():
+                self._own_parts[key] = outer, new_speeds()
+        return self._own_parts[key]
+
+    def _make_outer(self, parameters):
         first = len(self._store.variables)
         with self.making_own(), self._variable_scope():
             outer = self._method.outer_optimizer()
