@@ -105,7 +105,7 @@ class AllReduceState(tf.train.experimental.PythonState):
             variable.spread_seed(self._engine.config.worker_id)
 
     def end_fit(self, model):
-        """See `TrainingState.end_fit`; no step makes variables of its own."""
+        """See `TrainingState.end_fit`; a codec's state comes with a step."""
 
     def numbers_of(self, variables):
         """Positions of variables in the order of creation, ints or None."""
