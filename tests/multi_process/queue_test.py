@@ -3,14 +3,17 @@
 See `queue_tasks`: the weights count the examples.
 """
 
+import json
 import random
 import signal
 import time
 
 import pytest
+import tensorflow as tf
 
 from tests.multi_process import queue_tasks
 from tests.waits import wait_until
+from tfdist.cluster import snapshots
 
 ONCE = [[1.0] * queue_tasks.EXAMPLES]
 WORKER = "/job:worker/task:"
@@ -210,10 +213,15 @@ def test_a_worker_that_was_taken_for_dead_counts_nothing_twice(cluster):
         assert worker.report()["updates"] == [queue_tasks.BATCHES] * 2
 
 
-def _age_of_newest(directory):
-    """Seconds since a server wrote its newest snapshot; 0 without any."""
-    made = [path.stat().st_mtime for path in directory.glob("[0-9]*")]
-    return time.time() - max(made, default=time.time())
+def _updates_saved(directory):
+    """Updates in the newest snapshot of a server; 0 without any."""
+    made = sorted(directory.glob("[0-9]*"))
+    if not made:
+        return 0
+    meta = json.loads((made[-1] / snapshots._META).read_text())
+    ((counter, *_),) = meta["groups"].values()
+    reader = tf.train.load_checkpoint(str(made[-1] / snapshots._DATA))
+    return int(reader.get_tensor(counter))
 
 
 @pytest.mark.nightly
@@ -241,7 +249,7 @@ def test_all_die_and_go_on_with_the_epoch_in_which_they_were(cluster, tmp_path):
     dying[0].wait_for_steps(40)
     dying[1].wait_for_steps(36)
     wait_until(
-        lambda: _age_of_newest(tmp_path / "ps-0-of-1") > 3.0,
+        lambda: _updates_saved(tmp_path / "ps-0-of-1") == 40 + 36,
         "the snapshot with all updates is there",
     )
     for task in (*dying, servers):
