@@ -8,10 +8,11 @@ from tfdist import dynamic_subclasses
 
 
 class GuardedFunction:
-    """A model's `train_function`, called in our way.
+    """A step of a model, called in our way.
 
     Args:
-      function: The `train_function` that Keras has made.
+      function: The `train_function`, `test_function` or `predict_function`
+        that Keras has made.
       call: Callable of a function and its arguments that calls it.
     """
 
@@ -22,7 +23,7 @@ class GuardedFunction:
     def __call__(self, *args):
         if not (args and isinstance(args[0], types.GeneratorType)):
             return self._call(self.function, *args)
-        # Of `train_on_batch`: a call that is made again has its batch again.
+        # Of `train_on_batch` or `test_on_batch`: a call that is made again has its batch again.
         taken = []
         rest = _noted(args[0], taken)
 
