@@ -23,7 +23,8 @@ class GuardedFunction:
     def __call__(self, *args):
         if not (args and isinstance(args[0], types.GeneratorType)):
             return self._call(self.function, *args)
-        # Of `train_on_batch` or `test_on_batch`: a call that is made again has its batch again.
+        # Of `train_on_batch` or `test_on_batch`: a call that is made again
+        # has its batch again.
         taken = []
         rest = _noted(args[0], taken)
 
