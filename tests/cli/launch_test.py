@@ -93,6 +93,26 @@ def test_environment_of_the_tasks(script):
     assert json.loads(found["TF_CONFIG"])["task"]["type"] == "worker"
 
 
+@pytest.mark.nightly
+def test_tasks_have_groups_of_their_own_in_the_session_of_the_launcher(script):
+    path = script(
+        """
+        print("is in session", os.getsid(0))
+        print("leads its group:", os.getpgrp() == os.getpid())
+        # It cannot have the terminal, and is not stopped if it tries.
+        for number in signal.SIGTTIN, signal.SIGTTOU:
+            print("ignores:", signal.getsignal(number) == signal.SIG_IGN)
+        """
+    )
+    with Launched("--num_ps=0", "--num_workers=1", path) as run:
+        status, text = run.finish()
+    assert status == 0, text
+    # Linux shares processors out among sessions before it does among threads.
+    assert f"is in session {os.getsid(0)}\n" in text
+    assert "leads its group: True" in text
+    assert text.count("ignores: True") == 2
+
+
 def test_environment_is_only_completed():
     environ = {"TF_CPP_MIN_LOG_LEVEL": "0"}
     environment.apply(environ)

@@ -38,6 +38,10 @@ def exec_command(parent: int, command: list[str]) -> None:
         if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
             number = ctypes.get_errno()
             raise OSError(number, f"prctl: {os.strerror(number)}")
+    # The terminal is the launcher's: who reads it gets an error, and is not
+    # stopped for ever.
+    signal.signal(signal.SIGTTIN, signal.SIG_IGN)
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     if os.getppid() != parent:  # It died before the kernel was asked.
         sys.exit(128 + signal.SIGKILL)
     os.execv(command[0], command)
