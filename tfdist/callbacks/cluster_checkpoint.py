@@ -242,9 +242,14 @@ class ClusterCheckpoint(keras.callbacks.Callback):
     def on_epoch_begin(
         self, epoch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        # Keras would begin the next `fit` there, too.
-        private_keras.set_initial_epoch(self.model, None)
         self._epoch, self._batches = epoch, 0
+
+    def on_train_batch_begin(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        # Keras would begin the next `fit` there, too. Until now, data was to be
+        # read: its order depends on the epochs that are left out.
+        private_keras.set_initial_epoch(self.model, None)
 
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
