@@ -259,3 +259,23 @@ def test_where_a_worker_begins_by_the_word_of_the_chief(
     tmp_path, word, call, has_used, expected
 ):
     assert _begun_as_worker(tmp_path, word, call, has_used) == expected
+
+
+@pytest.mark.parametrize("is_passed", [True, False])
+def test_a_call_that_others_have_ended_early_is_not_trained_to_its_end(
+    tmp_path, monkeypatch, is_passed
+):
+    def build():
+        return start(tfdist.AsyncStrategy, keras.optimizers.SGD, perceptron)
+
+    # The chief has stopped training after the second epoch.
+    _saved(build()[1], tmp_path, 2)
+    strategy, model = build()
+    kind = type(strategy.state)
+    monkeypatch.setattr(kind, "is_passed", property(lambda self: is_passed))
+    model._initial_epoch = 2**31
+    checkpoint = ClusterCheckpoint(tmp_path)
+    checkpoint.set_model(model)
+    checkpoint.on_train_begin()
+    assert checkpoint.resumed_epoch == 2
+    assert model._initial_epoch == (2**31 if is_passed else 2)

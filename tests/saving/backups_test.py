@@ -71,6 +71,24 @@ def test_servers_keep_what_they_have_learned_since_the_backup(
             np.testing.assert_array_equal(now, before)
 
 
+@pytest.mark.parametrize("is_passed", [True, False])
+def test_a_call_that_others_have_ended_early_is_not_trained_to_its_end(
+    tmp_path, monkeypatch, is_passed
+):
+    run = next(_runs)
+    first = chief(run)
+    x = np.ones([4, delay_test.FEATURES], "float32")
+    first.step(x, x[:, :1])
+    # The chief has stopped training after epoch 2.
+    first.backup(tmp_path).on_epoch_end(2)
+    again = chief(run)
+    decisions = types.SimpleNamespace(is_passed=is_passed)
+    monkeypatch.setattr(again.runtime, "chief_decisions", decisions)
+    again.model._initial_epoch = 2**31
+    again.backup(tmp_path).on_train_begin()
+    assert again.model._initial_epoch == (2**31 if is_passed else 3)
+
+
 @pytest.mark.parametrize("has_committed", nightly.also([False], [True]))
 def test_what_servers_have_lost_is_as_in_the_backup(tmp_path, has_committed):
     """As when all workers and one of several servers died."""

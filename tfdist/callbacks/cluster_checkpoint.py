@@ -125,7 +125,9 @@ class ClusterCheckpoint(keras.callbacks.Callback):
         else:
             self._begin_as_worker()
         self._known.use(self._files.directory)
-        if self.resumed_epoch:
+        # A call that the others have ended takes no step here, even if the
+        # chief stopped it before its last epoch.
+        if self.resumed_epoch and not strategy.state.is_passed:
             private_keras.set_initial_epoch(self.model, self.resumed_epoch)
 
     def _begin_as_chief(self):

@@ -14,6 +14,7 @@ import keras
 from tfdist import dynamic_subclasses
 from tfdist import model_optimizers
 from tfdist import own_callbacks
+from tfdist import private_keras
 from tfdist import private_keras_building
 from tfdist import private_keras_calls
 from tfdist.cluster import waiting
@@ -122,9 +123,14 @@ class RestoresUnbuilt:
                 [layer.name for layer in unbuilt],
             )
         strategy = self.model.distribute_strategy
+        epoch = private_keras.epoch_set_on(self.model)
         # Keras may build the optimizer, and restore layers that no step uses.
         with strategy.scope(), strategy.state.loading():
-            return super().on_train_begin(logs)
+            super().on_train_begin(logs)
+        if strategy.state.is_passed:
+            # The others have ended this call: it takes no step here, even if
+            # the chief stopped it before its last epoch.
+            private_keras.set_initial_epoch(self.model, epoch)
 
 
 class RestoresWhileWritten:
