@@ -1,5 +1,6 @@
 """Programs about calls of `fit`: their epochs, ends, and decisions."""
 
+import contextlib
 import json
 
 import keras
@@ -64,6 +65,26 @@ def best_weights_are_restored(strategy, worker):
         validation_data=validation,
         callbacks=[stopping],
     )
+    return _counts(model)
+
+
+def failed_beside_a_monitor(strategy, worker):
+    """The chief's monitor does not wait for who will not come there."""
+    with strategy.scope():
+        model = linear()
+
+    def fail(batch, logs=None):
+        if worker == 1 and batch == 1:
+            raise ZeroDivisionError
+
+    monitor = tfdist.callbacks.ClusterMonitor(verbose=0)
+    with contextlib.suppress(ZeroDivisionError):
+        model.fit(
+            batches(np.ones(4)),
+            verbose=0,
+            callbacks=[monitor, on(on_train_batch_end=fail)],
+        )
+    model.fit(batches(np.ones(1)), verbose=0)
     return _counts(model)
 
 

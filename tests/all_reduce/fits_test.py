@@ -13,6 +13,7 @@ EXPECTED = {
     "another_worker_stops": [-6.0, 6],
     # The chief's best is its first epoch of two steps; it stops after two.
     "best_weights_are_restored": [-2.0, 4],
+    "failed_beside_a_monitor": [-5.0, 5],
     "fit_within_an_epoch": [-3.0, -20.0],
     # Two steps of one worker; two steps of 10 within it, two after it.
     "fit_before_the_first_step": [-2.0, -40.0],

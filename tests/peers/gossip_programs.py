@@ -2,6 +2,8 @@
 
 import json
 
+import numpy as np
+
 from tests import waits
 from tests.all_reduce import programs as all_reduce_programs
 from tests.peers import gossip_main
@@ -51,3 +53,21 @@ def monitored(strategy, worker):
         "staleness": [row["staleness"] for row in rows],
         "worker": worker,
     }
+
+
+def restored(strategy, worker):
+    """Callbacks set other weights on each worker when training has ended."""
+    model = programs.model_of(strategy)
+
+    def restore(logs=None):
+        model.set_weights([np.full_like(w, worker) for w in model.weights])
+
+    model.fit(
+        programs.data(worker, 2),
+        verbose=0,
+        callbacks=[
+            all_reduce_programs.on(on_train_end=restore),
+            tfdist.callbacks.ClusterMonitor(verbose=0),
+        ],
+    )
+    return np.unique(model.get_weights()[0]).tolist()

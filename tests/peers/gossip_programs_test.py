@@ -20,7 +20,7 @@ def reports(zygote, tmp_path_factory):
         "tests.peers.gossip_main:run",
         modules={
             "peers.programs": ("loss_scale",),
-            "peers.gossip_programs": ("monitored",),
+            "peers.gossip_programs": ("monitored", "restored"),
         },
     )
 
@@ -52,3 +52,8 @@ def test_the_bytes_of_steps_are_those_of_messages(reports):
         assert 0 < found["sent"] <= found["messages"] * size
         assert found["sent"] % size == 0
     assert max(stale) >= 1
+
+
+def test_what_the_chief_restores_at_the_end_is_what_all_have(reports):
+    """A callback that waits for others then does not average once more."""
+    assert [report["restored"] for report in reports] == [[0.0], [0.0]]

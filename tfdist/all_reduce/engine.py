@@ -328,7 +328,7 @@ class Engine:
     def barrier(self):
         """Waits for all workers, and takes part in their steps until then."""
         self.fits.end_abandoned()
-        if self.fits.is_running:
+        if self.fits.is_running or self.fits.is_ending:
             self.consistency.meet(consistency_lib.Moment.BARRIER)
         else:
             self.end_loops()

@@ -113,6 +113,18 @@ class FitCalls:
         # A callback that resumes may have found its file on one worker alone.
         return f"{described}; from epoch {self._first_epoch + 1} on"
 
+    @property
+    def is_ending(self):
+        """Whether a call has taken its last step, and callbacks still act."""
+        return bool(self._stack) and self._stack[-1].has_ended
+
+    def call_at_end(self, function):
+        """Calls a function at the end of the call of `fit` that `is_ending`.
+
+        All workers have then taken the chief's values.
+        """
+        self._stack[-1].calls_at_end.append(function)
+
     def before_write(self, variable):
         """Called before a shared variable is assigned eagerly."""
         self.end_before_write()
@@ -141,10 +153,12 @@ class Fit:
     Attributes:
       has_ended: Whether this worker has taken its last step.
       model_of_step: The model while it takes steps, else None.
+      calls_at_end: Functions to be called when all have ended it.
     """
 
     def __init__(self, engine, frame, running, on_close, number):
         self.number = number
+        self.calls_at_end = []
         self._engine = engine
         self._running = running
         self._callbacks = private_keras_calls.callbacks_of(frame)
@@ -334,6 +348,8 @@ class Fit:
         """Called when all callbacks have seen the end of training."""
         self.close()
         self._on_close(self)
+        for function in self.calls_at_end:
+            function()
 
 
 def _acts_on_batches(callback):

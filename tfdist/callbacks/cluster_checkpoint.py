@@ -311,10 +311,12 @@ class ClusterCheckpoint(keras.callbacks.Callback):
         self._strategy.state.end_fit(self.model)
         if self._delete:
             # The others may still need them.
-            self._strategy.await_end_of_training()
-            if self._strategy.cluster.is_chief:
-                self._files.remove_all()
-            self._known.forget(self._files.directory)
+            self._strategy.await_end_of_training(self._delete_all)
+
+    def _delete_all(self):
+        if self._strategy.cluster.is_chief:
+            self._files.remove_all()
+        self._known.forget(self._files.directory)
 
     def _say(self, line):
         if self._verbose:

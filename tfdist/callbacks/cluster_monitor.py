@@ -205,19 +205,23 @@ class ClusterMonitor(keras.callbacks.Callback):
             self._file.close()
         if self._events is not None:
             self._events.close()
-        self._strategy.await_end_of_training()
-        if self._strategy.cluster.is_chief:
-            reports = self._strategy.collect("figures")
-            self.summary = summary_lib.summarize(
-                {n: r for n, r in reports.items() if r["fit"] == self._fit},
-                self._strategy.updates_applied(),
-                self._strategy.gradient_counts(),
-                self._before,
-            )
-            self.summary["metrics"] = self._strategy.cluster_metrics(self.model)
-            if self._verbose:
-                is_local = self._strategy.cluster.is_local
-                print(summary_lib.table(self.summary, is_local))
+        self._strategy.await_end_of_training(self._summarize)
+
+    def _summarize(self):
+        """Sums up what all workers have reported, on the chief."""
+        if not self._strategy.cluster.is_chief:
+            return
+        reports = self._strategy.collect("figures")
+        self.summary = summary_lib.summarize(
+            {n: r for n, r in reports.items() if r["fit"] == self._fit},
+            self._strategy.updates_applied(),
+            self._strategy.gradient_counts(),
+            self._before,
+        )
+        self.summary["metrics"] = self._strategy.cluster_metrics(self.model)
+        if self._verbose:
+            is_local = self._strategy.cluster.is_local
+            print(summary_lib.table(self.summary, is_local))
 
     def _report(self):
         """Leaves this worker's figures so far for the chief."""

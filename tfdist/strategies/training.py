@@ -293,15 +293,24 @@ class TrainingMixin:
         if ends or self._runtime.committed:
             self.pull()
 
-    def await_end_of_training(self) -> None:
+    def await_end_of_training(
+        self, then: Callable[[], None] | None = None
+    ) -> None:
         """Waits until all workers have ended the training that this one has.
 
         As `barrier` does, but those that come to the same end in their own
-        way, as a callback of `fit` or in `barrier`, count as there. Does
-        nothing if this worker has not trained since it last waited.
+        way, as a callback of `fit` or in `barrier`, count as there. Does not
+        wait if this worker has not trained since it last waited.
+
+        Args:
+          then: Called when all have ended, without arguments.
         """
-        if not self._ends_training():
-            return
+        if self._ends_training():
+            self._wait_for_end()
+        if then is not None:
+            then()
+
+    def _wait_for_end(self):
         if self._membership is not None:
             arrivals = self._membership.arrive()
             self._meet(

@@ -194,9 +194,25 @@ class StrategyWithoutServers(
         """
         self._engine.barrier()
 
-    def await_end_of_training(self) -> None:
-        """As `barrier`, where a callback calls it."""
-        self._engine.barrier()
+    def await_end_of_training(
+        self, then: Callable[[], None] | None = None
+    ) -> None:
+        """Waits until all workers have ended the training that this one has.
+
+        As `barrier` does. Callbacks call it at the end of `fit`: there all have
+        just ended their steps, and nobody waits.
+
+        Args:
+          then: Called when all have ended, without arguments; at the end of
+            `fit` after all callbacks, with the chief's values.
+        """
+        fits = self._engine.fits
+        if not fits.is_ending:
+            self._engine.barrier()
+            if then is not None:
+                then()
+        elif then is not None:
+            fits.call_at_end(then)
 
     def own_files(self) -> contextlib.AbstractContextManager[None]:
         """Scope in which this task writes what it saves, chief or not.
