@@ -279,3 +279,24 @@ def test_a_call_that_others_have_ended_early_is_not_trained_to_its_end(
     checkpoint.on_train_begin()
     assert checkpoint.resumed_epoch == 2
     assert model._initial_epoch == (2**31 if is_passed else 2)
+
+
+@pytest.mark.parametrize(
+    "make_strategy", [tfdist.AsyncStrategy, tfdist.AllReduceStrategy]
+)
+def test_a_model_that_has_gone_on_is_not_set_back_with_another(
+    tmp_path, make_strategy
+):
+    def run(epochs):
+        strategy, first = start(make_strategy, ADAM, perceptron)
+        with strategy.scope():
+            second = compiled(perceptron(), ADAM())
+        fit(first, epochs, callbacks=[ClusterCheckpoint(tmp_path / "first")])
+        before = traces(first)
+        fit(second, 2, callbacks=[ClusterCheckpoint(tmp_path / "second")])
+        return before, traces(first), traces(second)
+
+    *_, trained = run(2)
+    before, after, resumed = run(4)
+    assert_same(after, before, 0.0)
+    assert_same(resumed, trained, 0.0)

@@ -210,7 +210,7 @@ class ClusterCheckpoint(keras.callbacks.Callback):
             return
         state = self._strategy.state
         fitted_model.check(saved, self.model, state)
-        state.restore(saved)
+        state.restore(fitted_model.without_others(saved, self._known.headers))
         self._known.add(self._files.path(number), saved.header)
         self._resume_at(number, saved.header, "Resumed from")
 

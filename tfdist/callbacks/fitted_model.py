@@ -6,6 +6,8 @@ another model, or of another optimizer with variables of the same shapes, is
 refused.
 """
 
+import dataclasses
+
 from tfdist.saved_state import ModelMismatchError
 
 KEY = "fitted"
@@ -62,6 +64,45 @@ def check(saved, model, state):
             "The checkpoint is of another model or optimizer. First "
             f"difference, {difference}. Use another directory for each model."
         )
+
+
+def without_others(saved, headers):
+    """Returns a saved state without models that have gone on since.
+
+    A script that trains one model after the other saves both with each. Of
+    another one than the state is of, what is there now is newer.
+
+    Args:
+      saved: A `SavedState`.
+      headers: Of the states that this process has saved or restored, a list.
+
+    Returns:
+      The `SavedState`, without the weights and slots of models that share no
+      weight with its own.
+    """
+    fitted = [header[KEY] for header in headers if KEY in header]
+    if KEY not in saved.header:
+        return saved
+    own = _by_number(saved.header[KEY]["weights"])
+    left = {
+        number
+        for there in fitted
+        if not own.keys() & _by_number(there["weights"])
+        for number in _by_number(there["weights"] + there["slots"])
+    }
+    arrays = {
+        name: array
+        for name, array in saved.arrays.items()
+        if not _is_of(name, left)
+    }
+    return dataclasses.replace(saved, arrays=arrays)
+
+
+def _is_of(name, numbers):
+    """Whether an array of a saved state is of one of some variables."""
+    kind, _, rest = name.partition("/")
+    number, _, _ = rest.partition("/")
+    return kind in ("variable", "table") and int(number) in numbers
 
 
 def check_is_known(header, model, state):

@@ -30,6 +30,11 @@ class KnownCheckpoints:
         """
         self._newest[_resolved(path.parent)] = path.name, header
 
+    @property
+    def headers(self):
+        """Headers of the newest known checkpoints of all directories."""
+        return [header for _, header in self._newest.values() if header]
+
     def use(self, directory):
         """Takes note of a `fit` that saves to a directory."""
         self._newest.setdefault(_resolved(directory), (None, None))
