@@ -70,8 +70,12 @@ def check_scope(model):
     Raises:
       ValueError: It was.
     """
-    if private_keras_building.has_own_train_step(model):
-        return
+    if not private_keras_building.has_own_train_step(model):
+        check_scope_of(model)
+
+
+def check_scope_of(model):
+    """The same for a model whose step uses the compiled optimizer."""
     compiled = []
     _collect(getattr(model, "optimizer", None), compiled)
     for one in compiled:

@@ -24,11 +24,21 @@ def build_without_data(model):
     Args:
       model: A `keras.Model`.
     """
+    if has_own_train_step(model):
+        private_keras.require(model, "_maybe_symbolic_build")
+        dynamic_subclasses.specialize(model, _BuiltInFirstStep)
+    else:
+        build_for_new_iterator(model)
+
+
+def build_for_new_iterator(model):
+    """Has Keras ask the data for an iterator to build a model for.
+
+    Args:
+      model: A `keras.Model`, with any `train_step`.
+    """
     private_keras.require(model, "_maybe_symbolic_build")
-    own = has_own_train_step(model)
-    dynamic_subclasses.specialize(
-        model, _BuiltInFirstStep if own else _BuiltForNewIterator
-    )
+    dynamic_subclasses.specialize(model, _BuiltForNewIterator)
 
 
 def has_own_train_step(model):

@@ -58,6 +58,18 @@ def test_weights_that_a_layer_gets_after_the_cut_are_trained(
         assert device.endswith("CPU:1")
 
 
+def test_late_weights_are_trained_on_after_an_evaluation():
+    model = adapted("gpipe", enable_after_compile=True)
+    model.run_eagerly = False
+    for _ in range(2):
+        model.fit(*data(6), batch_size=6, verbose=0)
+        # It would move them to their device, away from a traced step.
+        model.evaluate(*data(6), batch_size=6, verbose=0)
+    assert np.any(model.get_layer("b").lora_kernel_b)
+    device = model.get_layer("b").lora_kernel_a.value.device
+    assert device.endswith("CPU:1")
+
+
 class Sized(layers.Layer):
     """Counts, in metrics, what comes in."""
 

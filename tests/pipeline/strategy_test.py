@@ -284,3 +284,67 @@ def test_a_model_whose_pipeline_is_refused_is_left_as_it_was():
         model.compile("nadam", LOSS, run_eagerly=True)
     with pytest.raises(ValueError, match="last `compile` has failed"):
         model.train_on_batch(x, y)
+
+
+def test_validation_data_of_unknown_size_is_read_anew_in_each_epoch():
+    strategy = strategy_of()
+    with strategy.scope():
+        model = compiled(strategy.pipeline(models.make("mlp")))
+    # Two batches, which the data does not say.
+    validation = tf.data.Dataset.from_tensor_slices(data(8))
+    validation = validation.filter(lambda x, y: True).batch(4)
+    model.fit(
+        *data(8),
+        epochs=3,
+        validation_data=validation,
+        validation_steps=2,
+        verbose=0,
+    )
+    assert len(model.history.history["val_loss"]) == 3
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_an_optimizer_from_outside_the_scope_is_refused(optimizer):
+    strategy = strategy_of()
+    with strategy.scope():
+        model = strategy.pipeline(models.make("mlp"))
+    with pytest.raises(ValueError, match="inside the scope .*Received: opt"):
+        model.compile(optimizer, LOSS)
+
+
+class Noise(layers.Layer):
+    """Multiplies by random numbers that TensorFlow draws."""
+
+    def call(self, inputs):
+        return inputs * tf.random.normal(tf.shape(inputs))
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        ({"schedule": "1f1b", "recompute": True}, True),
+        ({"schedule": "pipedream"}, True),
+        ({"schedule": "1f1b"}, False),
+    ],
+)
+def test_random_numbers_that_would_be_drawn_again_are_refused(options, refused):
+    model = keras.Sequential(
+        [
+            keras.Input((1,)),
+            layers.Dense(
+                1, use_bias=False, kernel_initializer="ones", name="a"
+            ),
+            Noise(),
+            layers.Identity(name="b"),
+        ]
+    )
+    pipeline(model, ["b"], micro_batches=4, **options)
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    x = np.ones((2048, 1), "float32")
+    if refused:
+        with pytest.raises(ValueError, match="TensorFlow's RandomStandard"):
+            model.fit(x, 0 * x, batch_size=2048, verbose=0)
+        return
+    model.fit(x, 0 * x, batch_size=2048, verbose=0)
+    # 1 - 0.1 E[2 n^2], whose standard error is 0.006.
+    assert float(model.layers[0].kernel[0, 0]) == pytest.approx(0.8, abs=0.04)

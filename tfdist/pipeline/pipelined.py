@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdist import checks
 from tfdist import dynamic_subclasses
+from tfdist import model_optimizers
 from tfdist import private_keras
 from tfdist.pipeline import asynchronous
 from tfdist.pipeline import micro_batches as micro_batches_lib
@@ -19,6 +20,7 @@ from tfdist.pipeline import stages as stages_lib
 from tfdist.pipeline import synchronous
 from tfdist.placement import devices as devices_lib
 from tfdist.placement import layers
+from tfdist.placement import moving
 from tfdist.placement import placed
 from tfdist.placement.place import place
 
@@ -241,6 +243,8 @@ class _Pipeline:
     def compiled(self, model):
         strategy = private_keras.strategy_of(model)
         own = hasattr(getattr(strategy, "extended", None), "pipelined_step")
+        if own:
+            model_optimizers.check_scope_of(model)
         schedule = self.options.schedule
         if strategy and not own and schedule not in schedules.SYNCHRONOUS:
             raise ValueError(
@@ -307,6 +311,10 @@ class Pipelined(placed.PlacedModel):
 
     def train_step(self, data):
         """One batch through the pipeline."""
+        if self._tfdist_pipeline.options.schedule in schedules.SYNCHRONOUS:
+            # What layers have got since. Others keep functions of their own,
+            # which know the variables of `compile`.
+            moving.settle(self)
         strategy = tf.distribute.get_strategy()
         if strategy.num_replicas_in_sync > 1:
             raise ValueError(

@@ -115,7 +115,7 @@ class StageTasks:
             weights = self._predicted("forward", index, given)
             inputs = [given["value", key][0] for key in stage.inputs]
             state = given["state", index]
-            outputs, after = stage.run(inputs, weights, state)
+            outputs, after = stage.run(inputs, weights, state, is_repeated=True)
             _assign(stage.state, state, after)
             return self.flow.given(index, outputs)
 

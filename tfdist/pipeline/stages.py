@@ -12,6 +12,21 @@ from tfdist.placement import devices as devices_lib
 from tfdist.placement import placed
 from tfdist.placement.calls import calls_of
 
+# TensorFlow's operations that keep the state of their numbers themselves.
+_RANDOM = frozenset(
+    {
+        "Multinomial",
+        "ParameterizedTruncatedNormal",
+        "RandomGamma",
+        "RandomPoissonV2",
+        "RandomShuffle",
+        "RandomStandardNormal",
+        "RandomUniform",
+        "RandomUniformInt",
+        "TruncatedNormal",
+    }
+)
+
 
 class Stage:
     """Calls that run one after another on one device.
@@ -88,7 +103,15 @@ class Stage:
         other._trainable = {id(weight) for weight in self.weights}  # noqa: SLF001
         return other
 
-    def run(self, tensors, weights, state, training=True, device=None):
+    def run(
+        self,
+        tensors,
+        weights,
+        state,
+        training=True,
+        device=None,
+        is_repeated=False,
+    ):
         """Runs the stage. Nothing of the model is changed.
 
         Args:
@@ -97,6 +120,7 @@ class Stage:
           state: One tensor per variable of `state`, to use instead.
           training: Whether layers are to behave as in training.
           device: One of its devices; None: the first.
+          is_repeated: Whether the same is computed again for the gradient.
 
         Returns:
           (outputs, state): a tensor per key of `outputs`, and the state after
@@ -105,10 +129,12 @@ class Stage:
 
         Raises:
           ValueError: An output carries a Keras mask, which the next stage
-            would not see; a layer has called `add_loss`; or a layer has
-            assigned a weight, or a variable that is none of its own.
+            would not see; a layer has called `add_loss`; a layer has
+            assigned a weight, or a variable that is none of its own; or it
+            draws random numbers that a repetition would not draw again.
         """
         own_state = self.state
+        drawn = set(_random_operations()) if is_repeated else set()
         scope = keras.StatelessScope(
             state_mapping=[
                 *zip(self.weights, weights, strict=True),
@@ -127,6 +153,8 @@ class Stage:
         ):
             outputs = self._context(list(tensors), training=training)
         self._check(outputs, scope)
+        if is_repeated:
+            self._check_random(set(_random_operations()) - drawn)
         after = [scope.get_current_value(variable) for variable in own_state]
         changed = {
             key
@@ -142,6 +170,18 @@ class Stage:
                 "keras.random.SeedGenerator of its own."
             )
         return outputs, after
+
+    def _check_random(self, drawn):
+        if drawn:
+            what = min(drawn).rsplit("/", 1)[-1]
+            raise ValueError(
+                f"A layer of stage {self.index} ({', '.join(self.names)}) "
+                f"draws random numbers with TensorFlow's {what}: "
+                "this stage is computed again for its gradient, with others. "
+                "Use keras.random with a keras.random.SeedGenerator of the "
+                'layer\'s own; or the schedules "gpipe" or "1f1b" without '
+                "`recompute`."
+            )
 
     def _run_calls(self, tensors, training):
         values = dict(zip(self.inputs, tensors, strict=True))
@@ -356,3 +396,14 @@ def _bounds_of_groups(names, stages):
             f"{owner}"
         )
     return [owner.index(k) for k in range(len(stages))] + [len(names)]
+
+
+def _random_operations():
+    """Names of operations of this graph that draw other numbers each time."""
+    if tf.executing_eagerly():
+        return []
+    return [
+        operation.name
+        for operation in tf.compat.v1.get_default_graph().get_operations()
+        if operation.type in _RANDOM
+    ]

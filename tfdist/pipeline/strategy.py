@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import one_replica
+from tfdist import private_keras_building
 from tfdist.pipeline import pipelined
 from tfdist.pipeline import stages as stages_lib
 
@@ -99,9 +100,9 @@ class PipelineStrategy(tf.distribute.Strategy):
                 f"Model {model.name!r} was created outside this strategy's "
                 "scope: build it, and compile it, under strategy.scope()."
             )
-        return pipelined.pipeline(
-            model, self._stages, self._devices, **self._options
-        )
+        pipelined.pipeline(model, self._stages, self._devices, **self._options)
+        private_keras_building.build_for_new_iterator(model)
+        return model
 
 
 class _PipelineExtended(one_replica.OneReplicaExtended):

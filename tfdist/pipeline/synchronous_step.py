@@ -135,7 +135,9 @@ class SynchronousStep:
             sources = self._sources(stage, tensors, weights)
             tape = None if recompute else _tape(sources)
             device = stage.device_of(task.unit)
-            outputs, after = _run(stage, tensors, weights, state, tape, device)
+            outputs, after = _run(
+                stage, tensors, weights, state, tape, device, recompute
+            )
             for variable, old, new in zip(
                 stage.state, state, after, strict=True
             ):
@@ -381,10 +383,12 @@ def _gradients(tape, targets, sources, cotangents=None):
     return dict(zip(sources, found, strict=True))
 
 
-def _run(stage, tensors, weights, state, tape, device):
+def _run(stage, tensors, weights, state, tape, device, is_repeated=False):
     """Runs a stage; returns a dict of its outputs, and its state after."""
     with tape or contextlib.nullcontext():
-        outputs, after = stage.run(tensors, weights, state, device=device)
+        outputs, after = stage.run(
+            tensors, weights, state, device=device, is_repeated=is_repeated
+        )
     found = dict(zip(stage.outputs, outputs, strict=True))
     for key, output in list(found.items()):
         logits = private_keras.logits_of(output)
