@@ -41,6 +41,8 @@ class OutputStream:
             and os.environ.get("TERM") != "dumb"
         )
         self.is_broken = False
+        self._has_lost = False
+        self._name = "standard output" if descriptor == 1 else "standard error"
         self._buffer = bytearray()
         self._descriptor = _without_blocking(descriptor)
 
@@ -66,6 +68,8 @@ class OutputStream:
             code: the colour of the label.
             line: the line, without its end.
         """
+        if self.is_broken:
+            return  # It would wait for ever, and fill the stream.
         prefix = f"[{label}]"
         if self.color and code is not None:
             prefix = f"\x1b[{code}m{prefix}\x1b[0m"
@@ -73,23 +77,30 @@ class OutputStream:
             line = line_assembler.without_escapes(line)
         self._buffer += prefix.encode() + b" " + line + b"\n"
 
-    def flush(self) -> None:
-        """Writes what the stream takes now; call it when it is writable."""
+    def flush(self) -> str | None:
+        """Writes what the stream takes now; call it when it is writable.
+
+        Returns:
+            What went wrong, once, or `None`. Training does not stop because
+            a disk is full.
+        """
         while self._buffer and not self.is_broken:
             if not select.select((), (self._descriptor,), (), 0)[1]:
-                return
+                return None
             # A pipe that is writable takes this many bytes at once, even
             # where the descriptor could not be made non-blocking.
             chunk = self._buffer[: select.PIPE_BUF]
             try:
                 del self._buffer[: os.write(self._descriptor, chunk)]
             except BlockingIOError:
-                return
+                return None
             except OSError as error:
-                self.is_broken = True
                 self._buffer.clear()
-                if error.errno not in (errno.EPIPE, errno.EIO):
-                    raise
+                self.is_broken = error.errno in (errno.EPIPE, errno.EIO)
+                if not self.is_broken and not self._has_lost:
+                    self._has_lost = True
+                    return f"lines of {self._name} are lost: {error.strerror}"
+        return None
 
 
 class LogFile:

@@ -146,11 +146,18 @@ class Supervisor:
                 self._control.answer(self._on_question)
             elif descriptor in readers:
                 self._report.say(*readers[descriptor].read(descriptor))
+        self._write()
         for stream in (self._out, self._err):
-            stream.flush()
             if stream.is_broken and not self._is_terminating():
                 # As for any program whose output nobody reads any more.
                 self._end_all(128 + signal.SIGPIPE, "nobody reads the output")
+
+    def _write(self) -> None:
+        """Writes what streams take, and to the other one if one loses lines."""
+        pairs = (self._out, self._err), (self._err, self._out)
+        for stream, other in pairs:
+            if note := stream.flush():
+                other.write_line("tfdist", None, note.encode())
 
     def _running(self) -> list[Task]:
         return [task for run in self._clusters for task in run.running]
@@ -231,8 +238,8 @@ class Supervisor:
         while self._out.is_pending or self._err.is_pending:
             poll = select.poll()
             poll.register(wakeups, select.POLLIN)
+            self._write()
             for stream in (self._out, self._err):
-                stream.flush()
                 if stream.is_pending:
                     poll.register(stream, select.POLLOUT)
             if self._report.status is not None and time.monotonic() > end:
