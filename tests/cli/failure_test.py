@@ -322,8 +322,9 @@ def test_marks_below_a_line_of_source_are_no_error():
     assert reader.cause(1).error == "IndexError: list index out of range"
 
 
+@pytest.mark.parametrize("logs", [True, False])
 @pytest.mark.parametrize("seconds", [0.0, 3600.0])
-def test_an_error_of_long_ago_was_caught(monkeypatch, seconds):
+def test_an_error_of_long_ago_was_caught(monkeypatch, seconds, logs):
     """One that ends a program may be followed by what others log then."""
     times = [0.0]
     monkeypatch.setattr(failure.time, "monotonic", lambda: times[0])
@@ -332,9 +333,10 @@ def test_an_error_of_long_ago_was_caught(monkeypatch, seconds):
         b"Traceback (most recent call last):",
         b'  File "train.py", line 7, in <module>',
         b"ValueError: no such shard",
-        b"W0101 10:00:00.000000    1 data.py:5] Goes on without it.",
     ):
         reader.read(line)
+    if logs:
+        reader.read(b"W0101 10:00:00.000000    1 data.py:5] Goes on.")
     times[0] = seconds
     reader.read(b"lost the mount")
     cause = reader.cause(1)
@@ -343,6 +345,22 @@ def test_an_error_of_long_ago_was_caught(monkeypatch, seconds):
         assert not cause.is_final
     else:
         assert cause.error == "ValueError: no such shard"
+
+
+def test_an_error_is_placed_though_the_directory_is_gone(tmp_path, monkeypatch):
+    """A cleanup or a new checkout may remove that of the launcher."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    reader = failure.ErrorReader()
+    for line in (
+        b"Traceback (most recent call last):",
+        b'  File "/tmp/train.py", line 7, in load',
+        b"OSError: no space",
+    ):
+        reader.read(line)
+    assert reader.cause(1).place == "/tmp/train.py:7, in load"
 
 
 def test_what_is_no_utf_8_ends_no_launcher():

@@ -6,6 +6,7 @@ wrapper. Where a signal ends Python, `faulthandler` writes where it was, and C++
 writes why it aborts.
 """
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -179,7 +180,7 @@ class ErrorReader:
                 _shortened(error), self._place() if self._fault else None
             )
         ends_soon = time.monotonic() - self._read_error_at < _END_SECONDS
-        if self._error and (status == 1 and ends_soon or self._is_at_end):
+        if self._error and ends_soon and (status == 1 or self._is_at_end):
             is_final = _MISTAKE.match(self._error) is not None
             is_of_another = _OF_ANOTHER.search(self._error) is not None
             return Cause(
@@ -276,7 +277,11 @@ class ErrorReader:
         if not frames:
             return None
         file, line, function = (own or frames)[-1]
-        path = os.path.relpath(file) if os.path.isabs(file) else file
+        path = file
+        if os.path.isabs(file):
+            # The launcher's own directory may have been removed.
+            with contextlib.suppress(OSError):
+                path = os.path.relpath(file)
         place = f"{file if path.startswith('..') else path}:{line}"
         return f"{place}, in {function}" if function else place
 
