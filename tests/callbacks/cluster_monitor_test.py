@@ -22,6 +22,7 @@ from tests.multi_process import scripts
 import tfdist
 from tfdist.callbacks import ClusterMonitor
 from tfdist.callbacks import cluster_monitor
+from tfdist.cluster import ClusterConfig
 from tfdist.cluster import preemption
 from tfdist.runtime.exchange import journal as journal_lib
 from tfdist.runtime.exchange.journal import ExchangeRecord
@@ -99,6 +100,41 @@ def test_every_step_is_a_line(model, tmp_path):
     assert times == sorted(times)
     # Seconds since training began, not since the epoch.
     assert 0 < times[0] < times[-1] < 120.0
+
+
+def test_steps_of_an_earlier_training_with_more_workers_are_removed(
+    model, tmp_path
+):
+    for task in ("worker-0", "worker-3", "worker-12", "chief-0"):
+        (tmp_path / f"steps-{task}.jsonl").write_text("{}\n")
+    notes = tmp_path / "steps-to-take.jsonl"
+    notes.write_text("{}\n")
+    monitor = ClusterMonitor(tmp_path, verbose=0)
+    fit(model, monitor, batches=2)
+    found = set(tmp_path.glob("*.jsonl"))
+    assert found == {monitor.jsonl_path, notes}
+    assert len(rows_of(monitor.jsonl_path)) == 2
+
+
+def test_steps_of_a_worker_that_may_join_stay(tmp_path):
+    """It may have joined before the chief was started again."""
+    addresses = [f"localhost:{port}" for port in (1, 2, 3)]
+    config = ClusterConfig.from_tf_config(
+        {
+            "TF_CONFIG": json.dumps(
+                {
+                    "cluster": {"ps": ["localhost:4"], "worker": addresses},
+                    "task": {"type": "worker", "index": 0},
+                    "initial_workers": 2,
+                }
+            )
+        }
+    )
+    for index in range(4):
+        (tmp_path / f"steps-worker-{index}.jsonl").touch()
+    cluster_monitor._remove_steps_of_others(tmp_path, config.worker_names)
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == [f"steps-worker-{index}.jsonl" for index in range(3)]
 
 
 def test_a_worker_that_got_sigterm_leaves_its_figures_and_trains_on(

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import time
 from typing import Any
 
@@ -20,6 +21,7 @@ from tfdist.cluster import preemption
 
 # A worker keeps its last 8,192 exchanges: it writes them before that.
 _MOST_EXCHANGES = 4096
+_STEPS_FILE = re.compile(r"steps-((?:chief|worker)-\d+)\.jsonl")
 # Fields that say which step it was: their means mean nothing.
 _NO_FIGURES = ("time", "version", "pulled", "arrival", "pulled_by_server")
 
@@ -111,6 +113,8 @@ class ClusterMonitor(keras.callbacks.Callback):
         self._file = self._events = None
         if self._log_dir is not None:
             self._log_dir.mkdir(parents=True, exist_ok=True)
+            if cluster.is_chief:
+                _remove_steps_of_others(self._log_dir, cluster.worker_names)
             self.jsonl_path = self._log_dir / f"steps-{self._name}.jsonl"
             self._file = self.jsonl_path.open("w", encoding="utf-8")
             self._events = _event_writer(self._log_dir / "cluster" / self._name)
@@ -279,6 +283,24 @@ def _publish_first(publish):
     if isinstance(listed, keras.callbacks.CallbackList):
         first = {"on_epoch_end": lambda epoch, logs=None: publish()}
         own_callbacks.put_around(listed, __name__, first)
+
+
+def _remove_steps_of_others(directory, names):
+    """Removes files of steps of workers that the cluster does not have.
+
+    An earlier training with more workers has left them, and who reads the
+    directory would take them for this training's.
+
+    Args:
+      directory: The monitor's `log_dir`.
+      names: Of all workers that the cluster may have, also of those that have
+        not started yet.
+    """
+    kept = {name.removeprefix("/job:").replace("/task:", "-") for name in names}
+    for path in directory.glob("steps-*.jsonl"):
+        match = _STEPS_FILE.fullmatch(path.name)
+        if match and match[1] not in kept:
+            path.unlink(missing_ok=True)
 
 
 def _event_writer(directory):
