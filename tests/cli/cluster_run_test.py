@@ -239,20 +239,32 @@ def test_the_first_failure_ends_a_run_that_is_to_fail_fast(clock):
 
 
 def test_who_does_not_leave_is_killed_and_comes_back_if_wanted(clock):
-    tasks = [StandIn(0), StandIn(1)]
+    tasks = [Server(), StandIn(0), StandIn(1)]
     run, said = started(tasks, leave_seconds=30.0)
     assert run.scale(1) == "worker 1 leaves"
-    assert tasks[1].got == [signal.SIGTERM]
+    assert tasks[2].got == [signal.SIGTERM]
     assert run.scale(2) == "worker 1 comes back when it has left"
     clock.now += 29.9
     run.look_at_time()
-    assert tasks[1].got == [signal.SIGTERM]
+    assert tasks[2].got == [signal.SIGTERM]
     clock.now += 0.1
     run.look_at_time()
-    assert tasks[1].got == [signal.SIGTERM, signal.SIGKILL]
+    assert tasks[2].got == [signal.SIGTERM, signal.SIGKILL]
     assert said[-1] == "worker 1 has not left: killing it"
-    end(run, tasks[1], KILLED)
-    assert (tasks[1].starts, run.phase) == (2, RunPhase.RUNNING)
+    end(run, tasks[2], KILLED)
+    assert (tasks[2].starts, run.phase) == (2, RunPhase.RUNNING)
+
+
+def test_workers_without_servers_do_not_come_and_go():
+    """The end of one would end the others, when they notice it."""
+    tasks = [StandIn(0), StandIn(1)]
+    launcher = supervisor.Supervisor([], None, None, Limits())
+    launcher._clusters = [started(tasks)[0]]
+    with pytest.raises(
+        RefusedError, match="no parameter servers.*Received: --workers=1"
+    ):
+        launcher._on_question({"workers": 1})
+    assert [task.got for task in tasks] == [[], []]
 
 
 def test_a_worker_that_has_used_up_its_restarts_can_be_asked_for(clock):

@@ -134,8 +134,15 @@ class ClusterRun:
             workers: how many are to run: the first ones.
 
         Raises:
-            RefusedError: if there are not so many, or the run is ending.
+            RefusedError: if there are not so many, the run is ending, or
+                there are no servers: then one worker's end ends the others.
         """
+        if not any(task.is_server for task in self._tasks):
+            raise RefusedError(
+                "Flag --workers must not be given where the launcher has no "
+                "parameter servers (--num_ps=0): their workers do not come "
+                f"and go. Received: --workers={workers}."
+            )
         least, most = self._limits.min_workers, len(self._places)
         if not least <= workers <= most:
             raise RefusedError(

@@ -17,7 +17,8 @@ Example: tfdist launch --num_workers=2 --max_workers=4 train.py &
 
 Workers leave from the highest number on. Each gets SIGTERM, finishes its
 step and exits; after --leave_seconds of the launcher it is killed. The
-training goes on, and ends when those that are there have finished.
+training goes on, and ends when those that are there have finished. A launcher
+without parameter servers refuses it.
 
 The exit status is 0 when the launcher has been told, 2 for bad usage.
 """
