@@ -48,15 +48,15 @@ class StatusLines:
             before = self._before[number]
             self._before[number] = {one.name: one for one in found}
             # While programs start there is nothing to tell.
-            if before and _has_begun(found):
+            if before and _has_begun(tasks, found):
                 group = f"group {number}: " if len(self._clusters) > 1 else ""
                 self._say(group + worker_rates.line(before, found))
 
 
-def _has_begun(found: Sequence[Reading]) -> bool:
-    return any(one.is_alive for one in found) and any(
-        one.idle_seconds is not None for one in found
-    )
+def _has_begun(tasks: Sequence[Task], found: Sequence[Reading]) -> bool:
+    """Whether workers train; also where all that run are silent."""
+    running = [task for task in tasks if task.is_running and task.status_path]
+    return bool(running) and any(one.idle_seconds is not None for one in found)
 
 
 def readings(tasks: Sequence[Task]) -> list[Reading]:
@@ -81,11 +81,13 @@ def _reading(task: Task) -> Reading:
     if told is None:
         return reading
     figures, word, written = told
-    idle = None
-    if figures.idle_seconds >= 0:
-        idle = max(0.0, time.time() - written) + figures.idle_seconds
+    age = max(0.0, time.time() - written)
+    idle = age + figures.idle_seconds if figures.idle_seconds >= 0 else None
+    is_silent = task.is_running and age > worker_rates.SILENT_SECONDS
     return dataclasses.replace(
         reading,
+        state=f"silent for {age:.0f} s" if is_silent else state,
+        is_alive=task.is_running and not is_silent,
         figures=figures,
         time=written,
         idle_seconds=idle,

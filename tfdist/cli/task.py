@@ -189,6 +189,10 @@ class Task:
             err: where its standard error goes.
             guard: who kills the group if the launcher is killed.
         """
+        if self.status_path:
+            # What the process before has told is not true of this one.
+            with contextlib.suppress(OSError):
+                os.unlink(self.status_path)
         told = {
             environment.STATUS_FILE: self.status_path or "",
             environment.END_FILE: self.end_path or "",

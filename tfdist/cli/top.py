@@ -34,11 +34,10 @@ launcher knows.
 Steps, and what is derived from them, are those of the worker's process since
 it started. A worker that is told to run and says nothing for 5 s is silent.
 
-The exit status is 0, or 130 after Ctrl-C; 1 if the cluster does not answer, 2
-for bad usage.
+The exit status is 0, or 130 after Ctrl-C; 1 if the cluster does not answer or
+its launcher has ended, 2 for bad usage.
 """
 
-_SILENT_SECONDS = 5.0
 _CLEAR = "\x1b[H\x1b[2J"
 # A table for each group of workers.
 _Groups = list[list[Reading]]
@@ -46,6 +45,10 @@ _Groups = list[list[Reading]]
 
 class NoAnswerError(Exception):
     """The cluster says nothing; the message says why."""
+
+
+class EndedError(NoAnswerError):
+    """The launcher has ended, and will not answer again."""
 
 
 def define_flags() -> flags.FlagValues:
@@ -95,7 +98,8 @@ def main(argv: Sequence[str]) -> int:
         try:
             groups = look()
         except NoAnswerError as error:
-            if values.once or before is None:
+            has_ended = isinstance(error, EndedError)
+            if values.once or before is None or has_ended:
                 print(f"tfdist top: {error}", file=sys.stderr)
                 return 1
             _show(str(error))
@@ -150,7 +154,9 @@ def _ask_launcher(pid: int) -> _Groups:
     try:
         answer = json.loads(control_socket.ask(pid, {"status": True}))
     except control_socket.RefusedError as error:
-        raise NoAnswerError(str(error)) from error
+        if pid in control_socket.launchers():
+            raise NoAnswerError(str(error)) from error
+        raise EndedError(f"The launcher {pid} has ended.") from error
     return [[_parsed(one) for one in group] for group in answer]
 
 
@@ -179,7 +185,7 @@ def _of_member(member) -> Reading:
         return Reading(name, "not seen yet", False)
     is_alive = member.state.name == "ALIVE"
     state = "runs" if is_alive else f"has {member.state.name.lower()}"
-    if is_alive and member.silent_for > _SILENT_SECONDS:
+    if is_alive and member.silent_for > worker_rates.SILENT_SECONDS:
         is_alive, state = False, f"silent for {member.silent_for:.0f} s"
     idle = None
     if figures.idle_seconds >= 0:

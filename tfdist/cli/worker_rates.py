@@ -15,6 +15,9 @@ from tfdist.cluster.step_figures import StepFigures
 _SLOW = 0.6
 # A worker that waits for more of its time than this is said to wait.
 _WAITS = 0.3
+SILENT_SECONDS = 5.0
+"""A worker that should run, and says nothing for longer, is silent."""
+
 _TITLES = (
     "worker",
     "state",
@@ -37,7 +40,7 @@ class Reading:
     Attributes:
         name: its name for people, as `worker 1`.
         state: what it does, in a word or two.
-        is_alive: whether its process runs.
+        is_alive: whether its process runs, and is not silent.
         figures: its figures, or `None` before the first.
         time: when they were told, in seconds.
         idle_seconds: how long ago its last step ended; `None` before it.
