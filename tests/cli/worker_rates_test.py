@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import pytest
+
 from tfdist.cli import worker_rates
 from tfdist.cli.worker_rates import Reading
 from tfdist.cluster.step_figures import StepFigures
@@ -41,6 +43,16 @@ def test_nothing_is_known_of_a_worker_that_was_started_again():
     ):
         assert worker_rates.rates(before, now) is None
     assert worker_rates.rates(None, before) is None
+
+
+@pytest.mark.parametrize(
+    "total",
+    ["exchange_seconds", "wait_seconds", "bytes_sent", "bytes_received"],
+)
+def test_a_restart_is_known_though_the_new_process_has_made_more_steps(total):
+    before = reading("worker 0", 100.0, 20, **{total: 60})
+    now = reading("worker 0", 110.0, 21, **{total: 1})
+    assert worker_rates.rates(before, now) is None
 
 
 def test_the_line_adds_up_workers_and_names_who_is_slow_and_who_waits():

@@ -15,6 +15,14 @@ from tfdist.cluster.step_figures import StepFigures
 _SLOW = 0.6
 # A worker that waits for more of its time than this is said to wait.
 _WAITS = 0.3
+# Figures that never fall, unless another process counts from 0.
+_TOTALS = (
+    "steps",
+    "exchange_seconds",
+    "wait_seconds",
+    "bytes_sent",
+    "bytes_received",
+)
 SILENT_SECONDS = 5.0
 """A worker that should run, and says nothing for longer, is silent."""
 
@@ -92,7 +100,10 @@ def rates(before: Reading | None, now: Reading) -> Rates | None:
         return None
     old, new = before.figures, now.figures
     seconds = now.time - before.time
-    if seconds <= 0 or new.steps < old.steps:
+    has_restarted = any(
+        getattr(new, name) < getattr(old, name) for name in _TOTALS
+    )
+    if seconds <= 0 or has_restarted:
         return None
     return Rates(
         (new.steps - old.steps) / seconds,
