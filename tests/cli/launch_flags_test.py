@@ -90,6 +90,10 @@ WRONG = {
         ["--log_dir=SCRIPT/logs", "SCRIPT"],
         ["--log_dir", "directory", "Not a directory"],
     ),
+    "log_dir_without_files": (
+        ["--log_dir=/proc", "SCRIPT"],
+        ["--log_dir=/proc", "where files can be made"],
+    ),
     "unknown_flag": (["--num_worker=2", "SCRIPT"], ["'num_worker'"]),
     "flag_after_script": (
         ["SCRIPT", "--num_ps=2"],

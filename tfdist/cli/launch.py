@@ -87,7 +87,8 @@ def main(argv: Sequence[str]) -> int:
     shown_output.check(show, counts)
     cpp_level = {**os.environ, **extra}["TF_CPP_MIN_LOG_LEVEL"]
     is_verbose = values.verbose or cpp_level in ("0", "1")
-    output.make_log_dir(values.log_dir)
+    if values.log_dir is not None:
+        usage.make_directory("log_dir", values.log_dir)
     isolation.leave_network(values.isolate)
     out, err = output.open_streams(values.color)
     report = RunReport(err)

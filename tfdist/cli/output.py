@@ -3,13 +3,11 @@
 from collections.abc import Callable
 import errno
 import os
-import pathlib
 import select
 import stat
 import tempfile
 
 from tfdist.cli import line_assembler
-from tfdist.cli import usage
 
 COLORS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 """Foreground colours of the tasks, in turn (the codes of ECMA-48)."""
@@ -139,26 +137,6 @@ class LogFile:
         """Closes the file."""
         if self._file is not None:
             self._file.close()
-
-
-def make_log_dir(log_dir: str | None) -> None:
-    """Makes the directory of `--log_dir`, if there is to be one.
-
-    Args:
-        log_dir: the directory.
-
-    Raises:
-        UsageError: if there cannot be.
-    """
-    if log_dir is None:
-        return
-    try:
-        pathlib.Path(log_dir).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise usage.UsageError(
-            "Flag --log_dir must be a directory that exists or can be made. "
-            f"Received: --log_dir={log_dir}: {error.strerror}."
-        ) from error
 
 
 def temporary_log_dir(say: Callable[[str], None]) -> str | None:

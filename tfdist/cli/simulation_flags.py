@@ -303,15 +303,7 @@ def define_output(values: flags.FlagValues, default: str, what: str) -> None:
 
 def make_output_dir(values: flags.FlagValues) -> pathlib.Path:
     """Returns the directory for the results, which then exists."""
-    path = pathlib.Path(values.output_dir)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise usage.UsageError(
-            "Flag --output_dir must be a directory that exists or can be "
-            f"made. Received: --output_dir={path}: {error.strerror}."
-        ) from error
-    return path
+    return usage.make_directory("output_dir", values.output_dir)
 
 
 def show_progress(values: flags.FlagValues) -> bool:

@@ -10,7 +10,9 @@ from collections.abc import Collection
 from collections.abc import Sequence
 import functools
 import math
+import pathlib
 import re
+import tempfile
 import textwrap
 from typing import Any
 
@@ -172,3 +174,31 @@ def check_positive(flag_values: flags.FlagValues, *names: str) -> None:
         value = flag_values[name].value
         good = math.isfinite(value) and value > 0
         check(good, name, "be above 0", value)
+
+
+def make_directory(name: str, received: str) -> pathlib.Path:
+    """Makes the directory of a flag, in which files can then be made.
+
+    Args:
+        name: the flag's name, without dashes.
+        received: its value.
+
+    Returns:
+        The directory.
+
+    Raises:
+        UsageError: if there cannot be such a directory.
+    """
+    path = pathlib.Path(received)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        # Else this would be found out when a run is over, and its results lost.
+        with tempfile.NamedTemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"Flag --{name} must be a directory that exists or can be made, "
+            f"and where files can be made. Received: --{name}={received}: "
+            f"{error.strerror}."
+        ) from error
+    return path
