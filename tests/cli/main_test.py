@@ -58,3 +58,30 @@ def test_ctrl_c_during_imports_is_no_traceback(module, arguments, tmp_path):
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT
     assert errors == b"tfdist: interrupted\n"
+
+
+def closed(redirections, *arguments):
+    """Runs the command with closed streams."""
+    return waits.run(
+        ["sh", "-c", f'exec "$@" {redirections}', "sh"]
+        + [sys.executable, "-m", "tfdist", *map(str, arguments)],
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        text=True,
+    )
+
+
+def test_help_without_standard_output_is_no_traceback():
+    done = closed(">&-", "launch", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("redirections", ["<&- >&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_cluster_runs_though_streams_are_closed(script, redirections):
+    path = script("print('a line'); (tmp / 'trained').touch()")
+    flags = ["--num_ps=0", "--num_workers=1"]
+    done = closed(redirections, "launch", *flags, path)
+    assert done.returncode == 0, done.stderr
+    assert (path.parent / "trained").exists()
+    assert ("worker 0 is done" in done.stderr) == ("2>" not in redirections)

@@ -24,6 +24,7 @@ COMMANDS: dict[str, str] = {
 }
 """Name -> one-line summary. `main` of `tfdist.cli.NAME` runs it."""
 
+_STREAMS = {"stdin": "r", "stdout": "w", "stderr": "w"}
 _HELP = ("help", "-h", "-help", "--help", "--helpfull")
 
 
@@ -39,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         Ctrl-C, 141 where nobody reads the output.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
+    _open_missing_streams()
     try:
         status = _run(argv)
         sys.stdout.flush()
@@ -52,6 +54,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 128 + signal.SIGPIPE
     return status
+
+
+def _open_missing_streams() -> None:
+    """Opens the null device for streams that are closed, as after `>&-`.
+
+    The next file or socket would get the stream's number, and its lines.
+    """
+    for number, (name, mode) in enumerate(_STREAMS.items()):
+        try:
+            os.fstat(number)
+        except OSError:
+            # It gets the lowest free number, which is this one.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))
 
 
 def _run(argv: Sequence[str]) -> int:
