@@ -14,6 +14,7 @@ from tfdist.cli import connectivity
 from tfdist.cli import diagnosis
 from tfdist.cli import doctor
 from tfdist.cli import main
+from tfdist.cluster import versions
 
 
 @dataclasses.dataclass
@@ -77,6 +78,46 @@ def test_a_cluster_of_which_nothing_runs(closed, tmp_path, monkeypatch, capsys):
         assert f"ps 0 at {closed}: nothing listens there. Start" in wrong
 
 
+@pytest.mark.parametrize("task", [{"task": {"type": "ps", "index": 0}}, {}])
+@pytest.mark.parametrize(
+    "other",
+    [
+        {},
+        {"cluster": {"evaluator": ["d:1"]}},
+        {"cluster": {"worker": ["b:1", "e:1"]}},
+        {"initial_workers": 2},
+    ],
+    ids=json.dumps,
+)
+def test_a_server_that_a_run_would_refuse_is_of_another_cluster(task, other):
+    content = {
+        "cluster": {"ps": ["a:1"], "worker": ["b:1", "c:1"]},
+        "initial_workers": 1,
+        **task,
+    }
+    config, has_task = doctor._read(json.dumps(content))
+    assert has_task == bool(task)
+    cluster = content["cluster"] | other.get("cluster", {})
+    server, _ = doctor._read(json.dumps(content | other | {"cluster": cluster}))
+    told = versions.own() | versions.told_of(server)
+
+    class Probe:
+        ProbeError = OSError
+
+        @staticmethod
+        def measure(*_, **__):
+            return Measured(versions=told)
+
+    opened = connectivity.Reach("1.2.3.4", connectivity.Port.OPEN)
+    row = diagnosis.TaskDiagnosis("ps", 0, "a:1", reach=opened)
+    values = doctor.define_flags()
+    values(["tfdist"])
+    doctor._measure(row, config, Probe, versions, values)
+    wrong, _ = diagnosis.findings([row], 1.0)
+    assert row.is_other_cluster == bool(wrong) == bool(other)
+    assert all('another TF_CONFIG["cluster"]' in text for text in wrong)
+
+
 def test_tensorflow_is_not_imported_for_nothing(closed):
     given = json.dumps({"cluster": {"worker": [closed]}})
     code = (
@@ -103,6 +144,13 @@ def test_tensorflow_is_not_imported_for_nothing(closed):
         (
             ['--tf_config={"cluster": {"worker": ["a"]}}'],
             r"TF_CONFIG\[\"cluster\"\]\[\"worker\"\]\[0\] must be 'host:port'",
+        ),
+        (
+            [
+                '--tf_config={"cluster": {"ps": ["a:1"], "worker": ["b:1"]}, '
+                '"initial_workers": 2}'
+            ],
+            r"TF_CONFIG\[\"initial_workers\"\] must be .* from 1 to 1",
         ),
         (
             [

@@ -33,6 +33,34 @@ def test_tasks_of_another_cluster_are_told_apart(other, is_same):
     assert same == is_same
 
 
+@pytest.mark.parametrize(
+    "other, is_same",
+    [
+        ({"task_type": "ps"}, True),
+        ({"spec": {**SPEC, "worker": ["b:1", "e:1"]}}, False),
+        ({"spec": {**SPEC, "evaluator": []}}, False),
+        ({"initial_workers": 1}, False),
+    ],
+    ids=json.dumps,
+)
+def test_a_task_of_another_cluster_is_known_by_what_it_tells(other, is_same):
+    other = dataclasses.replace(CONFIG, **other)
+    told = versions.parse(json.dumps(versions.told_of(other)).encode())
+    assert versions.is_of_another_cluster(told, CONFIG) != is_same
+    # One with an older version tells less.
+    assert not versions.is_of_another_cluster({"tfdist": "0.0.9"}, CONFIG)
+
+
+def test_without_servers_an_evaluator_may_list_itself_alone():
+    few = {"worker": SPEC["worker"]}
+    workers, evaluator = (
+        ClusterConfig(spec=spec, task_type="worker", task_index=0)
+        for spec in (few, {**few, "evaluator": ["d:1"]})
+    )
+    told = versions.told_of(evaluator)
+    assert not versions.is_of_another_cluster(told, workers)
+
+
 def test_a_server_that_knows_of_no_evaluator_is_not_of_another_version(
     monkeypatch,
 ):

@@ -176,8 +176,9 @@ def _of_row(
         result.append(
             (
                 True,
-                'was started with another TF_CONFIG["cluster"] than the one '
-                "that is checked. Start all tasks with the same one.",
+                'was started with another TF_CONFIG["cluster"], or with other '
+                "`initial_workers`, than those that are checked. Start all "
+                "tasks with the same ones.",
             )
         )
     # An answer that took long says as much less about the clock.

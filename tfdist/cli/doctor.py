@@ -153,9 +153,13 @@ def _read(given: str | None) -> tuple[ClusterConfig, bool]:
             {"TF_CONFIG": text}, needs_servers=False
         )
         return config, True
-    spec = tf_config.check_spec(content["cluster"], tf_config.TF_CONFIG_NAMES)
+    names = tf_config.TF_CONFIG_NAMES
+    spec = tf_config.check_spec(content["cluster"], names)
+    number = tf_config.check_initial_workers(
+        content.get("initial_workers"), spec, names
+    )
     job = "chief" if "chief" in spec else "worker"
-    return ClusterConfig(spec=spec, task_type=job, task_index=0), False
+    return ClusterConfig(spec, job, 0, number), False
 
 
 def _rows(
@@ -204,13 +208,13 @@ def _look(
     versions = user_function.import_quietly("tfdist.cluster.versions")
     # One after the other: together they would share the bandwidth.
     for row in opened:
-        _measure(row, config.fingerprint, probe, versions, values)
+        _measure(row, config, probe, versions, values)
     return versions.own()
 
 
 def _measure(
     row: diagnosis.TaskDiagnosis,
-    fingerprint: int,
+    config: ClusterConfig,
     probe: Any,
     versions: Any,
     values: flags.FlagValues,
@@ -235,7 +239,7 @@ def _measure(
         told = result.versions
         if told:
             row.different = versions.differences(told)
-            row.is_other_cluster = told.get("cluster") != fingerprint
+            row.is_other_cluster = versions.is_of_another_cluster(told, config)
 
 
 def _serve(config: ClusterConfig, has_task: bool, seconds: float) -> int:

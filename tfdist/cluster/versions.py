@@ -38,12 +38,7 @@ def leave(config):
     Args:
       config: Its `ClusterConfig`.
     """
-    told = {
-        "cluster": config.fingerprint,
-        "workers": checksum(config),
-        "members": member_table.names_of(config),
-    }
-    text = json.dumps({**own(), **told})
+    text = json.dumps({**own(), **told_of(config)})
 
     @tf.function(autograph=False)
     def write():
@@ -53,6 +48,22 @@ def leave(config):
             )
 
     write()
+
+
+def told_of(config):
+    """Facts of its cluster that a task tells, beside its versions.
+
+    Args:
+      config: The task's `ClusterConfig`.
+
+    Returns:
+      A dict.
+    """
+    return {
+        "cluster": config.fingerprint,
+        "workers": checksum(config),
+        "members": list(member_table.names_of(config)),
+    }
 
 
 def checksum(config):
@@ -109,6 +120,20 @@ def parse(text):
     except ValueError:
         return {}
     return told if isinstance(told, dict) else {}
+
+
+def is_of_another_cluster(told, config):
+    """Whether `compare` would refuse a task, were it a server.
+
+    Args:
+      told: Dict from `parse`.
+      config: The `ClusterConfig` that the task should have, but for its place.
+    """
+    here = told_of(config)
+    if not config.num_ps:
+        # Nobody waits for an evaluator, which may be the only one to list it.
+        del here["members"]
+    return any(told.get(name, value) != value for name, value in here.items())
 
 
 def differences(told, names=COMPARED):
@@ -170,8 +195,9 @@ def compare(config):
     for name, address, text in zip(
         config.ps_names, config.ps_addresses, texts, strict=True
     ):
-        told = parse(text)
-        if told.get("workers", checksum(config)) != checksum(config):
+        told, own_cluster = parse(text), told_of(config)
+        workers = own_cluster["workers"]
+        if told.get("workers", workers) != workers:
             raise refusal.ClusterConfigError(
                 f"Parameter server {name} at {address} is one of another "
                 "cluster, with other workers, another number of servers or "
@@ -179,7 +205,7 @@ def compare(config):
                 "Is an earlier run still there, on the same ports? All tasks "
                 'need the same TF_CONFIG but for "task".'
             )
-        members = list(member_table.names_of(config))
+        members = own_cluster["members"]
         if told.get("members", members) != members:
             raise refusal.ClusterConfigError(
                 'TF_CONFIG["cluster"]["evaluator"] must be the same in all '
