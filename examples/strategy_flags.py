@@ -19,6 +19,7 @@ import tensorflow as tf
 import tfdist
 from tfdist import method_text
 from tfdist import testing
+from tfdist.cluster import ClusterConfig
 from tfdist.strategies import registry
 
 FLAGS = flags.FLAGS
@@ -139,7 +140,7 @@ def make_strategy(
 
     Raises:
         SystemExit: the flags do not fit each other or the cluster, for example
-            more backup workers than workers.
+            more backup workers than workers, or no method for several tasks.
     """
     text = FLAGS.strategy
     for module in FLAGS.method_module:
@@ -150,6 +151,7 @@ def make_strategy(
     try:
         _check_fits()
         if text == "none":
+            _check_alone()
             return tf.distribute.get_strategy()
         method = registry.method(text)
         others = {
@@ -170,6 +172,17 @@ def make_strategy(
         )
     except ValueError as error:
         sys.exit(f"--strategy={text}: {error}")
+
+
+def _check_alone() -> None:
+    """Refuses plain Keras in a cluster, whose tasks would share their files."""
+    spec = ClusterConfig.from_tf_config(needs_servers=False).spec
+    counts = {job: len(addresses) for job, addresses in spec.items()}
+    if sum(counts.values()) > 1:
+        raise ValueError(
+            "it must be a method where there are several tasks, each of which "
+            f"would train alone. Received: a TF_CONFIG with tasks {counts}."
+        )
 
 
 def _given(names: Iterable[str]) -> dict[str, Any]:

@@ -115,6 +115,35 @@ def test_unknown_data_set_is_refused_in_the_user_s_words(data_dir, tmp_path):
     assert "Traceback" not in output
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("job", ["ps", "worker"])
+def test_tasks_of_a_cluster_do_not_all_train_alone(data_dir, tmp_path, job):
+    """Each would be a chief, a server too, and write the same files."""
+    cluster = {"ps": ["localhost:1"], "worker": ["localhost:2", "localhost:3"]}
+    task = scripts.start(
+        tmp_path,
+        SCRIPT,
+        [
+            "--strategy=none",
+            "--epochs=1",
+            f"--data_dir={data_dir}",
+            f"--output_dir={tmp_path / 'output'}",
+        ],
+        TF_CONFIG=json.dumps(
+            {"cluster": cluster, "task": {"type": job, "index": 0}}
+        ),
+    )
+    assert task.wait(240) == 1, task.output()
+    assert (
+        "--strategy=none: it must be a method where there are several tasks"
+        in task.output()
+    )
+    assert "Received: a TF_CONFIG with tasks {'worker': 2, 'ps': 1}" in (
+        task.output()
+    )
+    assert not (tmp_path / "output").exists()
+
+
 # Of settings of strategies one of each kind: all others are in the tests of
 # the registry and of the methods.
 BAD_FLAGS = {
