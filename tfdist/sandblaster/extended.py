@@ -9,6 +9,7 @@ from tfdist import quiet
 from tfdist import running_fit
 from tfdist.data_shares import shares
 from tfdist.saving import callbacks
+from tfdist.saving import files as files_lib
 from tfdist.saving import models
 
 
@@ -28,6 +29,7 @@ class SandblasterExtended(one_replica.WorkerExtended):
         self._training = training
         self._config = config
         self._files = files
+        self._written_before = files_lib.WrittenBefore()
 
     # Variables.
 
@@ -65,11 +67,16 @@ class SandblasterExtended(one_replica.WorkerExtended):
         if purpose not in ("train", "evaluate"):
             return None
         model = private_keras_calls.model_of(frame)
-        if self._files.is_shared:
-            models.see(model, self._files)
-        if purpose != "train":
+        call = None
+        if purpose == "train":
+            call = self._training.watch(frame, running_fit.begin(frame))
+        files = self._files
+        if self._config.is_chief and self._training.leaves_out:
+            files = self._written_before
+        if files.is_shared or isinstance(model, models.SavedByChief):
+            models.see(model, files)
+        if call is None:
             return None
-        call = self._training.watch(frame, running_fit.begin(frame))
         guarded_steps.guard(model, self._training.call)
         # A number of 0 would mean none.
         return call + 1

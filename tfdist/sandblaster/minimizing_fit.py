@@ -1,6 +1,7 @@
 """A call of `fit`: an epoch is an iteration of all workers."""
 
 import itertools
+import weakref
 
 from absl import logging
 import numpy as np
@@ -26,10 +27,13 @@ class MinimizingFit:
       running: Its `RunningFit`.
       is_past: Whether the chief has begun a later one: this process was
         started again, and leaves this one out.
+
+    Attributes:
+      is_past: The same.
     """
 
     def __init__(self, training, number, frame, running, is_past):
-        self._is_past = is_past
+        self.is_past = is_past
         self._training = training
         self._number = number
         self._model = private_keras_calls.model_of(frame)
@@ -42,7 +46,8 @@ class MinimizingFit:
         self._kept = None
         # Iterations that this worker has seen.
         self._seen = 0
-        self._is_set = False
+        # The model whose initial epoch was set here, as long as it is.
+        self._set_on = lambda: None
         # Whether epochs were left out that are known from a snapshot alone.
         self._needs_snapshot = False
         # Whether the model has shown the parameters of an iteration.
@@ -50,6 +55,10 @@ class MinimizingFit:
         # Whether servers hold what this call of `fit` is about.
         self._has_begun = False
         _check_optimizer(self._model)
+        if is_past:
+            # No epoch: the model is not trained, and callbacks would save it
+            # over what the process before has saved.
+            self._begin_with(private_keras_calls.epochs_of(frame))
 
     def go_on(self, frame, done, is_from_snapshot):
         """Leaves out epochs: this process was started again.
@@ -64,8 +73,17 @@ class MinimizingFit:
         self._needs_snapshot = is_from_snapshot
         self._seen = done - 1
         first = private_keras_calls.initial_epoch_of(frame)
-        private_keras.set_initial_epoch(self._model, first + self._seen)
-        self._is_set = True
+        self._begin_with(first + self._seen)
+
+    def _begin_with(self, epoch):
+        private_keras.set_initial_epoch(self._model, epoch)
+        self._set_on = weakref.ref(self._model)
+
+    def release(self):
+        """Lets the model's next `fit` begin where the user says."""
+        model, self._set_on = self._set_on(), lambda: None
+        if model is not None:
+            private_keras.set_initial_epoch(model, None)
 
     def step(self, iterator):
         """Takes part in an iteration; at the second step, ends the epoch.
@@ -79,13 +97,10 @@ class MinimizingFit:
         Raises:
           StopIteration: The epoch has had its step.
         """
-        if self._is_set:
-            # Only this call of `fit` begins later than the user says.
-            private_keras.set_initial_epoch(self._model, None)
-            self._is_set = False
-        if self._is_past:
+        self.release()
+        if self.is_past:
             self._model.stop_training = True
-        if self._is_past or not private_keras_calls.is_first_step_of_epoch():
+        if self.is_past or not private_keras_calls.is_first_step_of_epoch():
             raise StopIteration
         if self._worker is None:
             self._begin(iterator)

@@ -132,12 +132,19 @@ class SandblasterTraining:
             self.over_losses(lambda: self.followers.note(ended))
         if is_past:
             _tell_left_out(number, fit, is_from_snapshot)
+        if self._fit is not None:
+            self._fit.release()
         self._fit = minimizing_fit.MinimizingFit(
             self, number, frame, running, is_past
         )
         if fit == number and done:
             self._fit.go_on(frame, done, is_from_snapshot)
         return number
+
+    @property
+    def leaves_out(self):
+        """Whether the chief's process before had ended the last call."""
+        return self._fit is not None and self._fit.is_past
 
     def _known(self):
         """The call of `fit` under way.

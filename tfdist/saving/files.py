@@ -8,6 +8,8 @@ import contextlib
 import os
 import tempfile
 
+from absl import logging
+
 from tfdist.program_error import ProgramError
 
 
@@ -32,6 +34,36 @@ class Unshared:
     def own(self):
         """Scope in which this task writes what it saves, as always."""
         return contextlib.nullcontext()
+
+
+class WrittenBefore:
+    """See `Files`: those of a chief's earlier process, which has saved them.
+
+    This process was started again, and left out the training before.
+    """
+
+    is_shared = True
+    writes = False
+
+    def __init__(self):
+        self._told = set()
+
+    def leave_to_chief(self, call, path):
+        """Logs, once for a call and a path, that nothing is written."""
+        key = call, os.fspath(path)
+        if key in self._told:
+            return
+        self._told.add(key)
+        logging.warning(
+            "%s of %s is left out: this process has not trained the model, and "
+            "the one before has saved it.",
+            call,
+            path,
+        )
+
+    def missing(self, error):
+        """The error for a file that is not there: Python's own."""
+        return error
 
 
 class Files:
