@@ -74,6 +74,11 @@ def received():
     return _received.is_set()
 
 
+def will_exit():
+    """Whether this process has got the notice, and is made to end by it."""
+    return received() and _settings.exits
+
+
 def tell_script():
     """Whether this process has got the notice, for a script that ends then.
 

@@ -50,6 +50,8 @@ class MinimizingFit:
         self._set_on = lambda: None
         # Whether epochs were left out that are known from a snapshot alone.
         self._needs_snapshot = False
+        # On other workers than the chief: whether that has ended the call.
+        self._has_ended = False
         # Whether the model has shown the parameters of an iteration.
         self._has_shown = False
         # Whether servers hold what this call of `fit` is about.
@@ -233,19 +235,42 @@ class MinimizingFit:
 
     def _end(self):
         """Called when all callbacks have ended."""
-        # A chief that has to leave comes back, and goes on.
         if self._coordinator is None:
+            self._end_with_chief()
             try:
                 self._training.followers.note(self._number)
             except tf.errors.OpError:
                 # The chief waits for nobody any more, or not without end.
                 logging.info("The servers have not heard of the end of `fit`.")
+        # A chief that has to leave comes back, and goes on.
         elif not preemption.received():
             self._training.over_losses(self._end_together)
         self._has_begun = False
         # They have all of the data, and the model.
         self._worker = self._coordinator = self._gradients = None
         self._model = self._kept = None
+
+    def _end_with_chief(self):
+        """Works until the chief ends the call, and takes its last parameters.
+
+        A callback may have ended the epochs of this worker before.
+        """
+        if preemption.will_exit():
+            return
+        is_told = False
+        while not self._has_ended:
+            result = self._iterate()
+            if result is not None:
+                self._seen += 1
+            if not self._has_ended and not is_told:
+                is_told = True
+                logging.warning(
+                    "The epochs of this worker have ended before those of the "
+                    "chief: it computes portions until the chief ends this "
+                    "call of `fit`, and takes the chief's weights."
+                )
+            preemption.leave_if_noticed()
+        self._gradients.assign(self._kept)
 
     def _end_together(self):
         self.catch_up()
@@ -265,8 +290,9 @@ class MinimizingFit:
                     return False
 
         training.await_chief(is_over)
+        # Read before the parameters: those are the last ones then.
         if self._is_over(training.board.read()):
-            self._model.stop_training = True
+            self._has_ended = self._model.stop_training = True
         return self._catch_up()
 
     def _catch_up(self):

@@ -1,0 +1,66 @@
+"""What the workers of clusters under test run: the ends of calls of `fit`."""
+
+import keras
+
+from tests.multi_process import handshake
+from tests.sandblaster import tasks
+import tfdist
+
+
+class StopsAfter(keras.callbacks.Callback):
+    """Stops training after some epochs."""
+
+    def __init__(self, epochs):
+        super().__init__()
+        self._epochs = epochs
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Stops if they are made."""
+        if epoch + 1 == self._epochs:
+            self.model.stop_training = True
+
+
+def make(kind=keras.Model, **tolerance):
+    """A strategy and its model, which no tolerance stops."""
+    keras.config.set_floatx("float64")
+    strategy = tfdist.SandblasterStrategy(
+        fault_tolerance=tfdist.FaultTolerance(start_timeout=60.0, **tolerance),
+        seed=1,
+    )
+    model = tasks.make_model(
+        strategy, kind, gradient_tolerance=0.0, value_tolerance=0.0
+    )
+    return strategy, model
+
+
+def fit(model, epochs, **arguments):
+    """Makes iterations on the data of `tasks`; returns the history."""
+    x, y = tasks.data()
+    return model.fit(
+        x,
+        y,
+        batch_size=2,
+        epochs=epochs,
+        shuffle=False,
+        verbose=0,
+        **arguments,
+    ).history
+
+
+def stop_on_one(worker, after, epochs):
+    """Two calls of `fit`; a callback of one worker ends the first early.
+
+    Args:
+        worker: number of the worker.
+        after: the epochs that it makes.
+        epochs: those of each call.
+    """
+    strategy, model = make()
+    callbacks = []
+    if strategy.cluster.worker_id == worker:
+        callbacks.append(StopsAfter(after))
+    found = []
+    for own in (callbacks, []):
+        losses = fit(model, epochs, callbacks=own)["loss"]
+        found.append([losses, tasks.weights_of(model)])
+    handshake.report(fits=found)
