@@ -34,6 +34,16 @@ def check_minimum(report):
     np.testing.assert_allclose(report["losses"][-1], last["value"], rtol=1e-6)
 
 
+def check_seen(losses, chiefs):
+    """Checks that another worker has seen the chief's iterations.
+
+    In their order, with the last one; one that is late leaves some out.
+    """
+    assert losses[-1] == chiefs[-1]
+    left = iter(chiefs)
+    assert all(loss in left for loss in losses)
+
+
 def counted(report):
     """Portions that have counted, a list by worker."""
     return [one["counted"] for one in report["counts"].values()]
@@ -57,8 +67,8 @@ def test_kill_9_in_the_middle_of_a_portion_changes_nothing(cluster):
     chief, other = [worker.report() for worker in others]
     check_minimum(chief)
     assert other["weights"] == chief["weights"]
-    assert other["losses"] == chief["losses"]
-    assert other["accuracies"] == chief["accuracies"]
+    check_seen(other["losses"], chief["losses"])
+    assert other["accuracies"][-1] == chief["accuracies"][-1]
     evaluations = sum(one["evaluations"] for one in chief["iterations"])
     assert sum(counted(chief)) == PORTIONS * evaluations
     assert counted(chief)[2] == 1
@@ -83,8 +93,7 @@ def test_a_worker_that_comes_back_takes_part_again(cluster):
     check_minimum(chief.report())
     assert again.report()["weights"] == chief.report()["weights"]
     # It has left out what was done when it began.
-    losses = again.report()["losses"]
-    assert losses == chief.report()["losses"][-len(losses) :]
+    check_seen(again.report()["losses"], chief.report()["losses"])
 
 
 @pytest.mark.nightly

@@ -1,5 +1,7 @@
 """What the workers of clusters under test run: the ends of calls of `fit`."""
 
+import os
+
 import keras
 
 from tests.multi_process import handshake
@@ -62,5 +64,44 @@ def stop_on_one(worker, after, epochs):
     found = []
     for own in (callbacks, []):
         losses = fit(model, epochs, callbacks=own)["loss"]
+        found.append([losses, tasks.weights_of(model)])
+    handshake.report(fits=found)
+
+
+def be_late(worker, epochs):
+    """A worker waits in its first iteration until the chief has made all.
+
+    Args:
+        worker: label of the worker.
+        epochs: their number.
+    """
+    _, model = make(tasks.Held)
+    if os.environ["TASK_LABEL"] == worker:
+        model.holds_before = (1,)
+    x, y = tasks.data()
+    logs = fit(model, epochs, validation_data=(x, y))
+    handshake.report(logs=logs, weights=tasks.weights_of(model))
+
+
+class SetsAtEnd(keras.callbacks.Callback):
+    """Gives the model other weights when training ends."""
+
+    def on_train_end(self, logs=None):
+        """Doubles them."""
+        weights = self.model.get_weights()
+        self.model.set_weights([2 * one for one in weights])
+
+
+def set_at_end(epochs):
+    """Two calls of `fit`; a callback of the chief sets weights at the end.
+
+    Args:
+        epochs: of each.
+    """
+    strategy, model = make()
+    callbacks = [SetsAtEnd()] if strategy.cluster.is_chief else []
+    found = []
+    for _ in range(2):
+        losses = fit(model, epochs, callbacks=callbacks)["loss"]
         found.append([losses, tasks.weights_of(model)])
     handshake.report(fits=found)

@@ -1,5 +1,6 @@
 """Ends of calls of `fit` on real clusters: who has which weights then."""
 
+import numpy as np
 import pytest
 
 pytestmark = pytest.mark.nightly
@@ -25,3 +26,30 @@ def test_a_worker_that_stops_early_takes_the_last_weights(cluster):
         assert theirs == mine
     text = "epochs of this worker have ended before those of the chief"
     assert [worker.output().count(text) for worker in workers] == [0, 1]
+
+
+def test_a_late_worker_shows_the_iteration_whose_weights_it_has(cluster):
+    made = cluster(num_ps=1, num_workers=2)
+    made.start_servers()
+    workers = made.start_workers(
+        f"{MODULE}:be_late", worker="worker-1", epochs=4
+    )
+    workers[1].expect("holding")
+    workers[0].expect("to end this call of `fit`")
+    made.tell("go on worker-1")
+    made.finish()
+    chief, late = (worker.report() for worker in workers)
+    # It leaves out those before.
+    assert late["logs"]["loss"] == chief["logs"]["loss"][-1:]
+    for report in (chief, late):
+        losses = report["logs"]["loss"]
+        np.testing.assert_allclose(report["logs"]["val_loss"], losses, 1e-6)
+    assert late["weights"] == chief["weights"]
+
+
+def test_all_have_the_weights_that_the_chief_sets_at_the_end(cluster):
+    workers = run(cluster, "set_at_end", epochs=3)
+    chief, other = (worker.report()["fits"] for worker in workers)
+    for (losses, mine), (_, theirs) in zip(chief, other, strict=True):
+        assert len(losses) == 3
+        assert theirs == mine

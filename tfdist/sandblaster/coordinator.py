@@ -17,10 +17,7 @@ _NOTED = (
     "description",
     "minimizer",
     "result",
-    "recent",
 )
-# Iterations whose results are kept for workers that are behind.
-_RECENT = 20
 
 
 class Coordinator:
@@ -127,7 +124,6 @@ class Coordinator:
                 "description": description,
                 "minimizer": self._minimizer.state(),
                 "result": before.get("result"),
-                "recent": [],
             }
         self._replace(before)
         if goes_on:
@@ -312,11 +308,35 @@ class Coordinator:
                 "done": done + 1,
                 "minimizer": self._minimizer.state(),
                 "result": result,
-                "recent": [*progress["recent"][-_RECENT:], [done, result]],
             }
         )
         self._evaluation.close(done + 1)
         self._write_snapshot()
+
+    def set_last(self, values):
+        """Makes other parameters the last ones of a call of `fit`.
+
+        Callbacks may set them when training ends, as those of an epoch before.
+
+        Args:
+          values: The model's parameters, a tensor.
+        """
+        if np.array_equal(values, self.parameters):
+            return
+        self._minimizer.move_to(values)
+        result = self._noted["result"]
+        changes = {
+            "point": self._minimizer.point,
+            # Or else workers would take it for what they have.
+            "evaluation": f"{result['evaluation']}/set",
+        }
+        self._note(
+            {
+                "minimizer": self._minimizer.state(),
+                "result": {**result, **changes},
+            }
+        )
+        self._retained = self._noted, values
 
     def end(self):
         """Tells the other workers that `fit` has ended."""

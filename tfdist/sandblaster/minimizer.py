@@ -164,6 +164,18 @@ class Minimizer:
         self._sample = 0
         self._memory.clear()
 
+    def move_to(self, values):
+        """Makes a vector of this process the point.
+
+        Who still reads the point before finds that one whole.
+
+        Args:
+          values: Tensor `(number,)`.
+        """
+        self._shards.load(self.trial, values)
+        self._now = 1 - self._now
+        self.moved()
+
     def look_again(self):
         """The function may be another one: it is evaluated again.
 

@@ -274,6 +274,7 @@ class MinimizingFit:
 
     def _end_together(self):
         self.catch_up()
+        self._coordinator.set_last(self._gradients.values())
         self._coordinator.end()
         self._training.followers.wait(self._number)
 
@@ -291,16 +292,18 @@ class MinimizingFit:
 
         training.await_chief(is_over)
         # Read before the parameters: those are the last ones then.
-        if self._is_over(training.board.read()):
+        board = training.board.read()
+        result = self._catch_up()
+        if self._has_left(board) or board["ended"]:
             self._has_ended = self._model.stop_training = True
-        return self._catch_up()
+        return result
 
     def _catch_up(self):
-        """Fetches the newest parameters.
+        """Fetches the newest parameters; leaves out iterations before.
 
         Returns:
-          The result of this worker's iteration (the newest one, if it is far
-          behind); None if the chief is in another call of `fit`.
+          The result of the newest iteration, whose parameters they are; None
+          if the chief is in another call of `fit`.
         """
         while True:
             progress = self._training.progress()
@@ -314,13 +317,18 @@ class MinimizingFit:
                 if not now["done"]:
                     # The result is of the call before.
                     return None
-                return dict(progress["recent"]).get(self._seen, newest)
+                self._seen = now["done"] - 1
+                return newest
 
     def _is_over(self, board):
-        """Whether the chief has ended this call of `fit`."""
-        if board["fit"] != self._number:
+        """Whether the chief has ended this call, and nothing is to be seen."""
+        if self._has_left(board):
             return True
         return board["ended"] and board["done"] <= self._seen
+
+    def _has_left(self, board):
+        """Whether the chief is in another call of `fit`."""
+        return board["fit"] != self._number
 
     def _show(self, result):
         """Shows the metrics of an iteration, and stops after the last one."""
