@@ -345,6 +345,40 @@ def test_a_fit_that_is_stopped_keeps_weights_and_memory(
         np.testing.assert_allclose(losses, expected, rtol=1e-12)
 
 
+def test_saving_keeps_weights_that_were_set_after_a_stopped_fit(
+    strategy, tmp_path
+):
+    model = tasks.make_model(strategy, Stops)
+    model.run_eagerly = True
+    model.left = 15
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, 9)
+    weights = [np.full_like(one, 0.5) for one in model.get_weights()]
+    model.set_weights(weights)
+    path = tmp_path / "model.weights.h5"
+    model.save_weights(path)
+    other = tasks.make_model(strategy, Stops)
+    other.load_weights(path)
+    for one in (model, other):
+        assert set(tasks.weights_of(one)) == {0.5}
+
+
+def test_weights_set_by_callbacks_outlive_the_loss_of_a_server(strategy):
+    """A server is lost when the chief waits for the others at the end."""
+    model = tasks.make_model(strategy)
+
+    class SetsAtEnd(keras.callbacks.Callback):
+        def on_train_end(self, logs=None):
+            self.model.set_weights(
+                [np.full_like(one, 0.5) for one in self.model.get_weights()]
+            )
+            # As what talks to servers does when some are there again.
+            strategy._training._put_back()
+
+    fit(model, 2, callbacks=[SetsAtEnd()])
+    assert set(tasks.weights_of(model)) == {0.5}
+
+
 @pytest.mark.nightly
 def test_a_saved_memory_is_of_no_use_with_other_weights(strategy, tmp_path):
     model = tasks.make_model(strategy)

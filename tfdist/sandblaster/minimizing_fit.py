@@ -131,9 +131,21 @@ class MinimizingFit:
             self._training.await_coordinator()
 
     def catch_up(self):
-        """On the chief, servers hold the last iteration that was shown."""
-        if self._coordinator is not None:
+        """On the chief, servers hold the last iteration that was shown.
+
+        The model keeps its weights, which may have been set since.
+        """
+        if self._coordinator is None or not self._coordinator.has_begun:
+            return
+        values = self._gradients.values()
+        is_set = not np.array_equal(values, self._coordinator.parameters)
+        try:
             self._coordinator.iterate(self._seen - 1)
+        except BaseException:
+            self._gradients.assign(values)
+            raise
+        if is_set:
+            self._gradients.assign(values)
 
     def _check_parameters(self):
         """Refuses a model to which a callback has given other parameters."""
