@@ -1,13 +1,17 @@
 """Calls of `fit` that a restarted process leaves out."""
 
 import contextlib
+import types
 
 import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.sandblaster import tasks
 from tests.sandblaster.fits import fit
 import tfdist
+from tfdist import private_keras
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -67,3 +71,96 @@ def test_a_model_that_is_not_trained_here_is_not_saved(alone, tmp_path, caplog):
     fit(model, 1)
     model.save(path)
     keras.models.load_model(path)
+
+
+def shuffled():
+    """Data in another order in each epoch, the same in each process."""
+    data = tf.data.Dataset.from_tensor_slices(tasks.data())
+    return data.shuffle(tasks.EXAMPLES, seed=1).batch(20)
+
+
+class Shuffles(keras.utils.PyDataset):
+    """Data that is shuffled at the end of each epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self._random = np.random.default_rng(1)
+        self._order = np.arange(tasks.EXAMPLES)
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        rows = self._order[24 * index : 24 * index + 24]
+        return tuple(part[rows] for part in tasks.data())
+
+    def on_epoch_end(self):
+        """Shuffles."""
+        self._random.shuffle(self._order)
+
+
+class BeginsWith(keras.callbacks.Callback):
+    """Has `fit` begin with an epoch, as it does when its task was restarted."""
+
+    def __init__(self, epoch):
+        super().__init__()
+        self._epoch = epoch
+
+    def on_train_begin(self, logs=None):
+        """Sets it."""
+        private_keras.set_initial_epoch(self.model, self._epoch)
+
+
+def read_in(strategy, monkeypatch):
+    """The features that calls of `fit` read, a list that grows.
+
+    The strategy takes itself for one of two workers: one alone would have no
+    order in common with others.
+    """
+    config = types.SimpleNamespace(
+        num_workers=2, data_share=(2, 0), is_local=False, is_chief=True
+    )
+    monkeypatch.setattr(strategy.extended, "_config", config)
+    begin, read = strategy._training.begin, []
+
+    def seen(model, gradients, batches, *others):
+        read.append(np.concatenate([x for x, _ in batches]))
+        return begin(model, gradients, batches, *others)
+
+    monkeypatch.setattr(strategy._training, "begin", seen)
+    return read
+
+
+@pytest.mark.parametrize("make", [shuffled, Shuffles])
+def test_a_restarted_task_reads_the_order_that_the_others_have_read(
+    monkeypatch, make
+):
+    found = []
+    for epoch in (0, 2):
+        strategy = tfdist.SandblasterStrategy()
+        found.append(read_in(strategy, monkeypatch))
+        model = tasks.make_model(strategy)
+        logs = model.fit(
+            make(),
+            epochs=4,
+            shuffle=False,
+            verbose=0,
+            callbacks=[BeginsWith(epoch)],
+        ).history
+        assert len(logs["loss"]) == 4 - epoch
+    np.testing.assert_array_equal(*found)
+
+
+def test_a_task_that_has_made_fewer_epochs_reads_the_order_of_the_others(
+    monkeypatch,
+):
+    """In the second call of `fit` on the same data."""
+    found = []
+    for first in (4, 1):
+        strategy = tfdist.SandblasterStrategy()
+        read = read_in(strategy, monkeypatch)
+        model, data = tasks.make_model(strategy), shuffled()
+        for epochs in (first, 1):
+            model.fit(data, epochs=epochs, verbose=0)
+        found.append(read)
+    np.testing.assert_array_equal(*found)

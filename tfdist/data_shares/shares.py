@@ -35,6 +35,7 @@ def distribute(
     compare=lambda checksum, is_seed: None,
     begin=lambda size, skips: (0, 0),
     queue=None,
+    reads_once=False,
 ):
     """The data that this worker iterates over.
 
@@ -64,6 +65,8 @@ def distribute(
         `dataset`, the Keras `DataAdapter`, the frame of `fit` (each None
         outside of it) and that number, which is the call's own: there are no
         calls within one. Returns `make_epoch` of `EpochData`. Else None.
+      reads_once: Whether a call of `fit` reads its data in one epoch alone:
+        wherever it begins, it reads the first order, as all workers do.
 
     Returns:
       A `tf.data.Dataset`; for Keras an `EpochData`.
@@ -103,12 +106,15 @@ def distribute(
             # All workers number the orders alike, wherever each begins. With
             # `steps_per_epoch` an order may last for several epochs.
             first = private_keras_calls.initial_epoch_of(frame)
-        if config.num_workers == 1:
+        if config.num_workers == 1 or reads_once:
             first = 0
         size = _size(adapter, *((1, 0) if is_whole else _shares(config)))
         shared = _share_out(
             dataset, config, adapter, call, first, steps_per_epoch, compare
         )
+        if is_fit and reads_once and config.num_workers > 1:
+            # Epochs of the calls before may have been more on other workers.
+            shared = fresh_pipelines.begun_again(shared, call, in_order=True)
         number, _ = _shares(config)
         if is_fit and adapter is not None:
             epochs, batches_out = begin(
@@ -118,7 +124,7 @@ def distribute(
             )
             py_datasets.leave_out(adapter, epochs)
             left_out = max(0, first + epochs), batches_out
-            if config.num_workers > 1:
+            if config.num_workers > 1 and not reads_once:
                 passed = _Passed(adapter, frame, first, epochs)
     if adapter is None:
         return shared

@@ -59,7 +59,9 @@ class SandblasterExtended(one_replica.WorkerExtended):
     def _experimental_distribute_dataset(self, dataset, options):
         if private_keras_calls.data_request().purpose == "train":
             dataset = _whole(dataset)
-        return shares.distribute(dataset, self._config, self._before_data)
+        return shares.distribute(
+            dataset, self._config, self._before_data, reads_once=True
+        )
 
     def _before_data(self, request, number):
         purpose, frame, _ = request
