@@ -11,6 +11,7 @@ from tests.sandblaster.fits import fit
 from tests.sandblaster.fits import own_step
 from tests.sandblaster.fits import small_model
 import tfdist
+from tfdist.cluster import preemption
 from tfdist.sandblaster import portion_gradients
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -377,6 +378,17 @@ def test_weights_set_by_callbacks_outlive_the_loss_of_a_server(strategy):
 
     fit(model, 2, callbacks=[SetsAtEnd()])
     assert set(tasks.weights_of(model)) == {0.5}
+
+
+@pytest.mark.parametrize("exits", [True, False])
+def test_a_chief_that_takes_note_of_a_notice_ends_its_fit(
+    strategy, monkeypatch, exits
+):
+    """The others end with it; one that exits comes back, and goes on."""
+    monkeypatch.setattr(preemption, "received", lambda: True)
+    monkeypatch.setattr(preemption._settings, "exits", exits)
+    fit(tasks.make_model(strategy), 1)
+    assert strategy._training.board.read()["ended"] is not exits
 
 
 @pytest.mark.nightly

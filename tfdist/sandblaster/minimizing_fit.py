@@ -254,8 +254,9 @@ class MinimizingFit:
             except tf.errors.OpError:
                 # The chief waits for nobody any more, or not without end.
                 logging.info("The servers have not heard of the end of `fit`.")
-        # A chief that has to leave comes back, and goes on.
-        elif not preemption.received():
+        # A chief that has to leave comes back, and goes on. With
+        # `on_preemption="note"`, it has ended its call.
+        elif not preemption.will_exit():
             self._training.over_losses(self._end_together)
         self._has_begun = False
         # They have all of the data, and the model.
