@@ -1,6 +1,7 @@
 """Calls of `fit` that a restarted process leaves out."""
 
 import contextlib
+import itertools
 import types
 
 import keras
@@ -71,6 +72,44 @@ def test_a_model_that_is_not_trained_here_is_not_saved(alone, tmp_path, caplog):
     fit(model, 1)
     model.save(path)
     keras.models.load_model(path)
+
+
+class Stops(keras.callbacks.Callback):
+    """Ends `fit` with an exception at the end of an epoch."""
+
+    def __init__(self, epoch):
+        super().__init__()
+        self._epoch = epoch
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Ends it."""
+        if epoch == self._epoch:
+            raise KeyboardInterrupt
+
+
+def restart(strategy):
+    """Has the next call of `fit` be the first one of a restarted chief."""
+    strategy._training._calls = itertools.count()
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_a_restarted_chief_with_a_backup_leaves_no_iteration_out(
+    alone, tmp_path, first
+):
+    def losses(*callbacks):
+        return fit(
+            tasks.make_model(alone),
+            first + 5,
+            initial_epoch=first,
+            callbacks=list(callbacks),
+        ).history["loss"]
+
+    backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+    with pytest.raises(KeyboardInterrupt):
+        losses(backup, Stops(first + 2))
+    restart(alone)
+    found = losses(backup)
+    assert found == losses()[3:]
 
 
 def shuffled():

@@ -46,6 +46,8 @@ class MinimizingFit:
         self._kept = None
         # Iterations that this worker has seen.
         self._seen = 0
+        # The user's first epoch, if the call goes on after others.
+        self._first_epoch = None
         # The model whose initial epoch was set here, as long as it is.
         self._set_on = lambda: None
         # Whether epochs were left out that are known from a snapshot alone.
@@ -73,9 +75,8 @@ class MinimizingFit:
           is_from_snapshot: Whether a snapshot says so.
         """
         self._needs_snapshot = is_from_snapshot
-        self._seen = done - 1
-        first = private_keras_calls.initial_epoch_of(frame)
-        self._begin_with(first + self._seen)
+        self._first_epoch = private_keras_calls.initial_epoch_of(frame)
+        self._begin_with(self._first_epoch + done - 1)
 
     def _begin_with(self, epoch):
         private_keras.set_initial_epoch(self._model, epoch)
@@ -105,6 +106,12 @@ class MinimizingFit:
         if self.is_past or not private_keras_calls.is_first_step_of_epoch():
             raise StopIteration
         if self._worker is None:
+            if self._first_epoch is not None:
+                # BackupAndRestore may have chosen another epoch.
+                epoch = private_keras_calls.epoch_of(
+                    private_keras_calls.fit_under_way()
+                )
+                self._seen = epoch - self._first_epoch
             self._begin(iterator)
         self._check_parameters()
         result = self._iterate()
