@@ -101,6 +101,8 @@ def move_variable(variable, device):
             synchronization=value.synchronization,
             aggregation=value.aggregation,
         )
+    if hasattr(value, "files"):
+        moved.files = value.files
     private_tensorflow.take_over_identity(moved, value)
     variable._value = moved
     private_tensorflow.empty_variable(value.handle, value.dtype)

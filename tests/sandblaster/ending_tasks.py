@@ -105,3 +105,27 @@ def set_at_end(epochs):
         losses = fit(model, epochs, callbacks=callbacks)["loss"]
         found.append([losses, tasks.weights_of(model)])
     handshake.report(fits=found)
+
+
+def save_before_fit(directory):
+    """Saves a model that was never in a step; then all load it.
+
+    Args:
+        directory: an empty one, where all write.
+    """
+    strategy, model = make()
+    worker = strategy.cluster.worker_id
+    # Each worker has a name of its own: what was written says by whom.
+    for ending in (".keras", ".weights.h5"):
+        save = model.save if ending == ".keras" else model.save_weights
+        save(f"{directory}/method-{worker}{ending}")
+    try:
+        keras.saving.save_model(model, f"{directory}/function-{worker}.keras")
+        refused = ""
+    except RuntimeError as error:
+        refused = str(error)
+    strategy.barrier()
+    model.load_weights(f"{directory}/method-0.weights.h5")
+    strategy.barrier()
+    names = sorted(os.listdir(directory))
+    handshake.report(names=names, refused=refused)

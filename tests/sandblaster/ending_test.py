@@ -1,4 +1,4 @@
-"""Ends of calls of `fit` on real clusters: who has which weights then."""
+"""Real clusters between two calls of `fit`: weights, files, barriers."""
 
 import numpy as np
 import pytest
@@ -53,3 +53,14 @@ def test_all_have_the_weights_that_the_chief_sets_at_the_end(cluster):
     for (losses, mine), (_, theirs) in zip(chief, other, strict=True):
         assert len(losses) == 3
         assert theirs == mine
+
+
+def test_only_the_chief_saves_a_model_before_fit(cluster, tmp_path):
+    directory = tmp_path / "saved"
+    directory.mkdir()
+    workers = run(cluster, "save_before_fit", directory=str(directory))
+    chief, other = (worker.report() for worker in workers)
+    expected = ["function-0.keras", "method-0.keras", "method-0.weights.h5"]
+    assert chief["names"] == other["names"] == expected
+    assert not chief["refused"]
+    assert "keras.saving.save_model" in other["refused"]

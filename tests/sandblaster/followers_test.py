@@ -11,6 +11,7 @@ from tests.sandblaster.fits import fit
 import tfdist
 from tfdist.cluster import member_table
 from tfdist.sandblaster import followers
+from tfdist.sandblaster import meetings
 
 _names = map("followers_test/{}".format, itertools.count())
 ALIVE = member_table.MemberState.ALIVE
@@ -86,3 +87,30 @@ def test_a_call_that_the_others_have_ended_is_told(caplog):
         )
     assert "Call 1 of `fit` is left out" in caplog.text
     assert "had begun call 8" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("state", "barriers", "waits"),
+    [(ALIVE, 1, True), (ALIVE, 2, False), (FINISHED, 0, False)],
+)
+def test_a_barrier_waits_for_the_same_call_of_the_others(
+    caplog, state, barriers, waits
+):
+    members = [
+        member_table.Member(name, one, 0.0, 0, barriers=count)
+        for name, one, count in [("me", ALIVE, 2), ("other", state, barriers)]
+    ]
+    membership = types.SimpleNamespace(
+        call_barrier=lambda: 2, tell=bool, read=lambda: members
+    )
+    meetings.Meetings(
+        membership,
+        types.SimpleNamespace(initial_workers=2),
+        tfdist.FaultTolerance(stall_timeout=0.05),
+    ).meet(lambda function: function())
+    text = "other to call strategy.barrier(). Going on without"
+    assert (text in caplog.text) is waits
+
+
+def test_one_process_meets_nobody():
+    tfdist.SandblasterStrategy().barrier()

@@ -34,7 +34,12 @@ class SandblasterExtended(one_replica.WorkerExtended):
     # Variables.
 
     def _create_variable(self, next_creator, **kwargs):
-        return next_creator(**kwargs)
+        if self._files.is_shared:
+            models.see_callers(self._files)
+        variable = next_creator(**kwargs)
+        # Keras's functions that save are refused by it: `refusals`.
+        variable.files = self._files
+        return variable
 
     def _validate_colocate_with_variable(self, colocate_with_variable):
         pass

@@ -8,8 +8,10 @@ import tensorflow as tf
 from tfdist import checks
 from tfdist.cluster import tf_config
 from tfdist.sandblaster import extended
+from tfdist.sandblaster import meetings
 from tfdist.sandblaster import training as training_lib
 from tfdist.saving import files
+from tfdist.saving import refusals
 from tfdist.strategies import construction
 from tfdist.strategies import fault_tolerance as fault_tolerance_lib
 from tfdist.strategies import whole_cluster
@@ -97,6 +99,11 @@ class SandblasterStrategy(whole_cluster.ClusterMixin, tf.distribute.Strategy):
             backup_after,
             tolerance,
         )
+        self._meetings = meetings.Meetings(
+            connections.membership, config, tolerance
+        )
+        if not config.is_chief:
+            refusals.refuse_to_open()
         super().__init__(
             extended.SandblasterExtended(
                 self,
@@ -175,6 +182,16 @@ class SandblasterStrategy(whole_cluster.ClusterMixin, tf.distribute.Strategy):
         they held.
         """
         return self._training.recoveries
+
+    def barrier(self) -> None:
+        """Waits until all workers have reached their own call of this.
+
+        A worker that has ended, or has not been heard of for a minute, is not
+        waited for, nor one that has not come `start_timeout` after the start.
+        Nobody is waited for longer than `stall_timeout`, unless `on_stall` is
+        "wait"; the log says without whom it goes on.
+        """
+        self._meetings.meet(self._training.over_losses)
 
     def own_files(self) -> contextlib.AbstractContextManager[None]:
         """Scope in which this task writes what it saves, chief or not.
