@@ -59,7 +59,9 @@ def test_each_portion_is_used_as_often():
     [(2, 0.5, 0.3), (8, 0.99, 0.1), (8, 0.25, 0.1), (100, 0.5, 0.499)],
 )
 def test_too_few_portions_are_refused(portions, sample, overlap):
-    with pytest.raises(ValueError, match="raise `portions_per_worker`"):
+    with pytest.raises(
+        ValueError, match="raise `portions_per_worker`.*lower `batch_size`"
+    ):
         samples.Samples(portions, sample, overlap)
 
 

@@ -57,7 +57,8 @@ class Samples:
             raise ValueError(
                 "Arguments `sample` and `overlap` of LBFGS must make samples "
                 "of fewer portions than the data has, and of more than two "
-                "overlaps: raise `portions_per_worker` of the strategy. "
+                "overlaps: raise `portions_per_worker` of the strategy, or "
+                "lower `batch_size` of `fit` if the data has no more batches. "
                 f"Received: sample={sample!r} and overlap={overlap!r}, which "
                 f"make samples of {self._size} of {num_portions} portions, "
                 f"{self._shared} of them shared with the next"
