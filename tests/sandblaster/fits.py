@@ -43,9 +43,11 @@ class OwnStep(keras.Model):
         return {"loss": loss, **dict.fromkeys(self.more, loss)}
 
 
-def own_step(strategy):
+def own_step(strategy, metrics=("mae",)):
     with strategy.scope():
         inputs = keras.Input((tasks.FEATURES,))
         model = OwnStep(inputs, keras.layers.Dense(1)(inputs))
-        model.compile(tfdist.sandblaster.LBFGS(), loss="mse", metrics=["mae"])
+        model.compile(
+            tfdist.sandblaster.LBFGS(), loss="mse", metrics=list(metrics)
+        )
     return model

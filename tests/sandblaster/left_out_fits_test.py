@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.sandblaster import ending_tasks
 from tests.sandblaster import tasks
 from tests.sandblaster.fits import fit
+from tests.sandblaster.fits import own_step
 import tfdist
 from tfdist import private_keras
 
@@ -110,6 +112,26 @@ def test_a_restarted_chief_with_a_backup_leaves_no_iteration_out(
     restart(alone)
     found = losses(backup)
     assert found == losses()[3:]
+
+
+def test_a_restarted_chief_stops_where_the_process_before_has_stopped(alone):
+    """A callback had ended the call, of which the others have heard."""
+    losses = fit(
+        tasks.make_model(alone), 9, callbacks=[ending_tasks.StopsAfter(3)]
+    ).history["loss"]
+    restart(alone)
+    assert fit(tasks.make_model(alone), 9).history["loss"] == losses[2:]
+
+
+def test_a_restarted_chief_logs_what_the_train_step_returns(alone):
+    """It shows the last iteration again, of which it computes no portion."""
+    with pytest.raises(KeyboardInterrupt):
+        fit(own_step(alone), 9, callbacks=[Stops(1)])
+    restart(alone)
+    logs = fit(own_step(alone), 2).history
+    values = [one["value"] for one in alone.iterations]
+    assert logs == {"loss": values[-1:]}
+    assert values[-1] == values[-2]
 
 
 def shuffled():

@@ -39,6 +39,7 @@ class Coordinator:
 
     Attributes:
       has_begun: Whether `begin` has come to its end.
+      has_ended: Whether a process of the chief before had ended the call.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Coordinator:
         # are known here, with these.
         self._noted = None
         self._retained = None
-        self.has_begun = False
+        self.has_begun = self.has_ended = False
 
     @property
     def parameters(self):
@@ -101,6 +102,7 @@ class Coordinator:
         if goes_on:
             whole_data.compare(before["description"], description)
         if goes_on and all(whole):
+            self.has_ended = self._board.read().get("ended", False)
             self._go_on_with(before)
         elif not goes_on and not (
             all(whole) and self._has_same_point(values, description, before)

@@ -187,7 +187,9 @@ class MinimizingFit:
 
     def _take_part(self):
         if self._coordinator is not None:
-            return self._coordinator.iterate(self._seen)
+            # Of a call that has ended, the last iteration is shown again.
+            has_ended = self._coordinator.has_ended
+            return self._coordinator.iterate(self._seen - has_ended)
         result = self._follow()
         if result is not None:
             self._kept = self._worker.values()
@@ -215,6 +217,7 @@ class MinimizingFit:
         self._gradients = portion_gradients.PortionGradients(
             training.strategy(), self._model, batches
         )
+        training.over_losses(lambda: self._gradients.check_first(batches[0]))
         self.running.before_end(self._end)
         name = training.over_losses(lambda: training.name_of(self._number))
         self._worker, self._coordinator, self._description = training.begin(
@@ -362,6 +365,8 @@ class MinimizingFit:
                 "which has no effect.",
                 1,
             )
+        if self._coordinator is not None and self._coordinator.has_ended:
+            self._model.stop_training = True
         if coordinator_lib.is_last(result):
             self._model.stop_training = True
             logging.info("Training ends: %s.", result["outcome"])

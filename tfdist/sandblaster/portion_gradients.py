@@ -5,6 +5,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import missing_gradients
+from tfdist import private_keras
 from tfdist import variable_names
 
 _DTYPES = ("float32", "float64")
@@ -94,6 +95,20 @@ class PortionGradients:
             0,
         )
 
+    def check_first(self, batch):
+        """Refuses a step that L-BFGS cannot use; before all other methods.
+
+        Args:
+          batch: The first batch of the data.
+
+        Raises:
+          ValueError: The loss is no function of the parameters, or a metric no
+            sum over the data; the message says why.
+        """
+        self._check_step(batch)
+        self._is_checked = True
+        self._at_zero = _zeros(self._model.metrics_variables)
+
     def compute(self, batches, goes_on=lambda: True):
         """Computes loss and gradient.
 
@@ -111,10 +126,6 @@ class PortionGradients:
           ValueError: The loss is no function of the parameters, or a metric no
             sum over the data; the message says why.
         """
-        if not self._is_checked:
-            self._check_step(batches[0])
-            self._is_checked = True
-            self._at_zero = _zeros(self._model.metrics_variables)
         self._begin_at_zero()
         at_zero, telling = self._at_zero, []
         for batch in batches:
@@ -157,6 +168,8 @@ class PortionGradients:
             for v in metric.variables
         )
         if not is_kept:
+            # Keras shows this metric, where it has the names of all logs.
+            private_keras.loss_tracker(self._model).update_state(loss)
             logs["loss"] = loss
         if self._logged is None:
             return logs
