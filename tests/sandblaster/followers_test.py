@@ -11,7 +11,6 @@ from tests.sandblaster.fits import fit
 import tfdist
 from tfdist.cluster import member_table
 from tfdist.sandblaster import followers
-from tfdist.sandblaster import meetings
 
 _names = map("followers_test/{}".format, itertools.count())
 ALIVE = member_table.MemberState.ALIVE
@@ -103,7 +102,7 @@ def test_a_barrier_waits_for_the_same_call_of_the_others(
     membership = types.SimpleNamespace(
         call_barrier=lambda: 2, tell=bool, read=lambda: members
     )
-    meetings.Meetings(
+    barriers.Barriers(
         membership,
         types.SimpleNamespace(initial_workers=2),
         tfdist.FaultTolerance(stall_timeout=0.05),

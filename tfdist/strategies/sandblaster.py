@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from tfdist import checks
 from tfdist.cluster import tf_config
+from tfdist.sandblaster import barriers
 from tfdist.sandblaster import extended
-from tfdist.sandblaster import meetings
 from tfdist.sandblaster import training as training_lib
 from tfdist.saving import files
 from tfdist.saving import refusals
@@ -99,7 +99,7 @@ class SandblasterStrategy(whole_cluster.ClusterMixin, tf.distribute.Strategy):
             backup_after,
             tolerance,
         )
-        self._meetings = meetings.Meetings(
+        self._barriers = barriers.Barriers(
             connections.membership, config, tolerance
         )
         if not config.is_chief:
@@ -191,7 +191,7 @@ class SandblasterStrategy(whole_cluster.ClusterMixin, tf.distribute.Strategy):
         Nobody is waited for longer than `stall_timeout`, unless `on_stall` is
         "wait"; the log says without whom it goes on.
         """
-        self._meetings.meet(self._training.over_losses)
+        self._barriers.meet(self._training.over_losses)
 
     def own_files(self) -> contextlib.AbstractContextManager[None]:
         """Scope in which this task writes what it saves, chief or not.

@@ -9,7 +9,7 @@ from tfdist.cluster import termination
 from tfdist.cluster import waiting
 
 
-class Meetings:
+class Barriers:
     """The barriers of one strategy, on this worker.
 
     Args:
