@@ -57,6 +57,18 @@ def test_a_call_that_was_refused_before_its_first_step_was_none():
     assert worker.chief_decisions.number_of_order == 1
 
 
+def test_steps_after_a_call_that_was_refused_are_none_of_it():
+    """Such as `train_on_batch`."""
+    worker = Worker(0, table(0, 0))
+    worker.runtime.local = worker.runtime.coordination = told = Ends()
+    told.waits = True
+    worker.model = keras.Sequential()
+    begin(worker)
+    step = worker.chief_decisions.call(lambda f, *args: f(*args), float, 3)
+    assert step == 3.0
+    assert not worker.chief_decisions.is_in_loop
+
+
 def test_calls_within_one_have_orders_of_their_own():
     worker = Worker(0, table(0, 0))
     worker.begin(1)

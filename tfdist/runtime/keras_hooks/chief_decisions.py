@@ -222,6 +222,9 @@ class ChiefDecisions:
         if fit is None or fit.has_ended:
             return call(function, *args)  # Such as `train_on_batch`.
         if not fit.is_in_loop:
+            if not self._fits.is_running():
+                # An exception has ended it before its first step.
+                return call(function, *args)
             self._begin_loop(fit)
         self._values.has_set = False
         if self.is_chief:
