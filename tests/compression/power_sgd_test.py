@@ -55,6 +55,15 @@ def test_a_zero_is_no_end():
     assert sum(np.abs(run.send(vector)).sum() for _ in range(3)) > 0
 
 
+def test_a_zero_is_no_end_where_the_first_rows_are_zeros():
+    """The factors of a zero are unit vectors, which see these rows alone."""
+    run = runs.Run(PowerSGD(2, dense_below=0), 1024)
+    (vector,) = runs.vectors(1024, 1)
+    vector.reshape(32, 32)[:2] = 0.0
+    run.send(np.zeros(1024))
+    assert sum(np.abs(run.send(vector)).sum() for _ in range(3)) > 0
+
+
 def test_factors_that_are_no_smaller_are_not_made():
     codec = PowerSGD(64, dense_below=0)
     assert codec.state(1024) == {}

@@ -145,3 +145,14 @@ def test_a_vector_with_fewer_elements_than_the_target_still_moves():
 def test_settings_that_make_no_sense_are_refused(settings, words):
     with pytest.raises(ValueError, match=words):
         Threshold(**settings)
+
+
+def test_what_no_sample_has_seen_is_kept_whatever_the_bound():
+    size = 48_000
+    vector = np.zeros(size, np.float32)
+    # Of that size every third is a part of the first sample, from 0 on.
+    vector[1] = 3.0
+    run = runs.Run(Threshold(density=1 / 250, clip=5.0), size)
+    sent = run.send(vector)
+    assert run.state_of("tau") == 0.0
+    np.testing.assert_array_equal(sent + run.state_of("residual"), vector)

@@ -136,3 +136,13 @@ def test_of_large_vectors_that_are_all_alike_everything_is_sent(monkeypatch):
 def test_settings_that_make_no_sense_are_refused(settings, words):
     with pytest.raises(ValueError, match=words):
         TopK(**settings)
+
+
+def test_all_of_few_elements_of_a_large_vector_are_sent():
+    size = 2**20
+    vector = np.zeros(size, np.float32)
+    places = np.random.default_rng(0).choice(size, size // 400, replace=False)
+    vector[places] = runs.vectors(places.size, 1)[0]
+    # More may be sent: one in a hundred.
+    sent = runs.Run(TopK(0.01), size).send(vector)
+    np.testing.assert_array_equal(sent, vector)

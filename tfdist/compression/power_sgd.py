@@ -60,7 +60,10 @@ class PowerSGD(base.Codec):
         message = base.Message(
             tf.constant(base.OWN), values, tf.zeros([0], tf.uint8)
         )
-        state = {"residual": residual, "factor": right}
+        # From zeros nothing would ever be found: a column stays as it was.
+        is_found = tf.reduce_any(tf.not_equal(right, 0.0), 0)
+        factor = tf.where(is_found, right, state["factor"])
+        state = {"residual": residual, "factor": factor}
         return message, state, base.all_finite(residual)
 
     def _decoders(self):

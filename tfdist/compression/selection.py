@@ -154,21 +154,25 @@ def sample(
     return tf.add_n([vector[begin::stride] for vector in vectors])
 
 
-def quantile(sample: tf.Tensor, density: tf.Tensor | float) -> tf.Tensor:
+def quantile(
+    sample: tf.Tensor,
+    density: tf.Tensor | float,
+    otherwise: float | None = None,
+) -> tf.Tensor:
     """Returns the magnitude that about a share of the elements reach.
-
-    Where fewer than that share differ from 0, it is the mean of those that do;
-    without any, 0.
 
     Args:
       sample: Vector.
       density: The share, a number or scalar tensor.
+      otherwise: What it is where fewer than that share differ from 0. Default:
+        the mean of those that do; without any, 0.
     """
     sample = tf.abs(sample)
     size = tf.cast(tf.size(sample), tf.float64)
     share = tf.cast(density, tf.float64) * size
     count = tf.maximum(tf.cast(tf.round(share), tf.int32), 1)
     least = tf.math.top_k(sample, count, sorted=True).values[-1]
-    used = tf.cast(tf.math.count_nonzero(sample), sample.dtype)
-    mean = tf.math.divide_no_nan(tf.reduce_sum(sample), used)
-    return tf.where(least > 0, least, mean)
+    if otherwise is None:
+        used = tf.cast(tf.math.count_nonzero(sample), sample.dtype)
+        otherwise = tf.math.divide_no_nan(tf.reduce_sum(sample), used)
+    return tf.where(least > 0, least, otherwise)

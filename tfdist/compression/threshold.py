@@ -106,7 +106,8 @@ class Threshold(base.Codec):
         signs, left = selection.above(residual, vector, tau)
         finite = base.all_finite(left)
         if self.clip is not None:
-            bound = self.clip * tau
+            # A tau of 0 sends nothing: it is no bound.
+            bound = tf.where(tau > 0, self.clip * tau, dtype.max)
             left = tf.clip_by_value(left, -bound, bound)
         found = selection.words(signs)
 

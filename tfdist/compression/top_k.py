@@ -138,7 +138,8 @@ class TopK(base.Codec):
             indices = tf.sort(top.indices)
             return elias_fano.entries(indices, tf.gather(total, indices) < 0)
         some = selection.sample([total], self.ratio, messages)
-        bound = selection.quantile(some, ratio)
+        # Where fewer elements than that are not zero, all of these go.
+        bound = selection.quantile(some, ratio, otherwise=0.0)
         # The bound itself passes: all elements may be equal.
         signs = selection.signs_above(total, bound * (1 - 2.0**-20))
         return selection.entries(selection.words(signs))
