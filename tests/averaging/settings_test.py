@@ -19,7 +19,10 @@ import tfdist
 from tfdist.averaging import DelayedNesterov
 from tfdist.averaging import ParameterAveraging
 from tfdist.averaging import base
+from tfdist.averaging import outer_optimizers
 from tfdist.strategies import registry
+from tfdist.synchronization import Async
+from tfdist.synchronization import SoftSync
 
 # Outer optimizers.
 
@@ -165,6 +168,29 @@ def test_an_outer_optimizer_that_updates_no_weight_by_itself_is_refused(make):
     for kind in ParameterAveraging, tfdist.DownpourStrategy:
         with pytest.raises(ValueError, match="`outer_optimizer` .* must be an"):
             kind(2, outer_optimizer=make())
+
+
+@pytest.mark.parametrize(
+    ("synchronization", "delay", "momentum"),
+    [
+        (Async(), 8, 7 / 8),
+        # An update has the changes of 8, 4 and 2 workers.
+        (SoftSync(), 1, 7 / 8),
+        (SoftSync(4), 2, 3 / 4),
+        (SoftSync(n=4), 4, 1 / 2),
+    ],
+    ids=repr,
+)
+def test_momentum_is_that_of_the_changes_in_an_update(
+    synchronization, delay, momentum
+):
+    def outer(make):
+        steps = ParameterAveraging(2, make)
+        return steps.resolve(synchronization, None, 8).outer_optimizer()
+
+    assert outer(outer_optimizers.DelayedMomentum(0.7, 0.9)).delay == delay
+    made = outer(outer_optimizers.BlockMomentum(None, 1.0, False))
+    assert made.momentum == momentum
 
 
 def test_delayed_nesterov_is_made_of_its_config():

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdist import checks
 from tfdist.averaging import base
 from tfdist.correction import Correction
+from tfdist.synchronization import SoftSync
 from tfdist.synchronization import Synchronization
 
 
@@ -112,9 +113,17 @@ class ParameterAveraging(base.LocalSteps):
             )
         if not base.is_factory(self._outer):
             return self
+        outer = self._outer
+        if isinstance(synchronization, SoftSync) and hasattr(
+            outer, "for_means"
+        ):
+            changes = synchronization.gradients_per_update(num_workers)
+            made = outer.for_means(num_workers, changes)
+        else:
+            made = outer(num_workers)
         resolved = copy.copy(self)
         resolved._outer = base.optimizer_config(  # noqa: SLF001
-            type(self).__name__, "outer_optimizer", self._outer(num_workers)
+            type(self).__name__, "outer_optimizer", made
         )
         return resolved
 

@@ -142,11 +142,9 @@ class DANA(base.Correction):
         )
         resolved = copy.copy(self)
         if isinstance(synchronization, SoftSync):
-            gradients = synchronization.s
-            if synchronization.n is not None:
-                # `s` counts all places, and some may be unused.
-                gradients = max(num_workers // synchronization.n, 1)
-            resolved._gradients = gradients  # noqa: SLF001
+            resolved._gradients = (  # noqa: SLF001
+                synchronization.gradients_per_update(num_workers)
+            )
         return resolved
 
     def check_optimizer(self, optimizer: keras.Optimizer) -> None:

@@ -68,6 +68,17 @@ class SoftSync(base.Synchronization):
         resolved.s = num_workers // self.n
         return resolved
 
+    def gradients_per_update(self, num_workers: int) -> int:
+        """How many gradients an update averages, while all workers are there.
+
+        Args:
+          num_workers: Their number: `s` counts all places, some of which may
+            be unused.
+        """
+        if self.n is None:
+            return self.s
+        return max(num_workers // self.n, 1)
+
     def alone(self) -> base.Synchronization:
         if self.s is not None:
             return self
