@@ -300,3 +300,33 @@ def test_a_model_that_has_gone_on_is_not_set_back_with_another(
     before, after, resumed = run(4)
     assert_same(after, before, 0.0)
     assert_same(resumed, trained, 0.0)
+
+
+def _diloco():
+    """Whose only exchange is at the end of `fit`."""
+    return tfdist.DiLoCoStrategy(500)
+
+
+@pytest.mark.parametrize(
+    "make_strategy",
+    [_diloco, tfdist.AsyncStrategy, tfdist.AllReduceStrategy],
+)
+def test_a_finished_script_that_is_run_again_has_what_it_ended_with(
+    tmp_path, make_strategy
+):
+    def run(*callbacks):
+        _, model = start(make_strategy, SGD, perceptron)
+        fit(model, 2, callbacks=[*callbacks, ClusterCheckpoint(tmp_path)])
+        return traces(model)
+
+    class Restore(keras.callbacks.Callback):
+        """As `EarlyStopping` does with weights of the best epoch."""
+
+        def on_train_end(self, logs=None):
+            if make_strategy is not _diloco:
+                self.model.set_weights(
+                    [w + 1.0 for w in self.model.get_weights()]
+                )
+
+    expected = run(Restore())
+    assert_same(run(), expected, 0.0)

@@ -108,7 +108,8 @@ def _leave_two_epochs(directory):
 )
 def test_resumed_training_is_the_one_that_never_stopped(tmp_path, name):
     strategy, model = start(*_CASES[name])
-    fit(model, 3, callbacks=[ClusterCheckpoint(tmp_path, save_freq=5)])
+    checkpoint = ClusterCheckpoint(tmp_path, save_freq=5, keep=9)
+    fit(model, 3, callbacks=[checkpoint])
     strategy.barrier()
     expected, updates = traces(model), strategy.updates_applied()
     if name == _SAVED_IS_NOT_WORKED_WITH:

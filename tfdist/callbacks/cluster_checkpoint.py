@@ -10,6 +10,7 @@ import keras
 from tfdist import model_optimizers
 from tfdist import private_keras
 from tfdist import private_keras_building
+from tfdist import saved_state
 from tfdist.callbacks import checkpoint_files
 from tfdist.callbacks import fitted_model
 from tfdist.callbacks import known_checkpoints
@@ -100,6 +101,8 @@ class ClusterCheckpoint(keras.callbacks.Callback):
         self.resumed_epoch = 0
         # Batches since the last save.
         self._since_save = 0
+        # Whether this call of `fit` has saved.
+        self._has_saved = False
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         strategy = self.model.distribute_strategy
@@ -114,6 +117,7 @@ class ClusterCheckpoint(keras.callbacks.Callback):
         self._epoch = self.resumed_epoch = 0
         # Batches of this epoch that are done, and those since the last save.
         self._batches = self._since_save = 0
+        self._has_saved = False
         optimizer = self.model.optimizer
         if optimizer is not None and not optimizer.built:
             _check_layers_are_built(self.model)
@@ -275,9 +279,11 @@ class ClusterCheckpoint(keras.callbacks.Callback):
 
     def _save(self):
         self._since_save = 0
-        if not self._strategy.cluster.is_chief:
-            return
-        state = self._strategy.state.read()
+        if self._strategy.cluster.is_chief:
+            self._write(self._strategy.state.read())
+
+    def _write(self, state):
+        self._has_saved = True
         state.header["position"] = {
             "epoch": self._epoch,
             "batch": self._batches,
@@ -311,12 +317,28 @@ class ClusterCheckpoint(keras.callbacks.Callback):
         self._strategy.state.end_fit(self.model)
         if self._delete:
             # The others may still need them.
-            self._strategy.await_end_of_training(self._delete_all)
+            self._strategy.await_end_of_training()
+            if self._strategy.cluster.is_chief:
+                self._files.remove_all()
+            self._known.forget(self._files.directory)
+        elif not self._strategy.state.is_passed:
+            # A program that is run again does not train: it is to find what
+            # this one ends with.
+            self._strategy.flush()
+            self._strategy.await_end_of_training(self._save_last)
 
-    def _delete_all(self):
-        if self._strategy.cluster.is_chief:
-            self._files.remove_all()
-        self._known.forget(self._files.directory)
+    def _save_last(self):
+        """Saves what has changed since the last epoch.
+
+        Such as by gradients of slower workers, the last local steps, or
+        callbacks that put weights back.
+        """
+        if not self._strategy.cluster.is_chief or not self._has_saved:
+            return
+        state = self._strategy.state.read()
+        found = self._files.newest()
+        if found is None or not saved_state.are_equal(found[1], state):
+            self._write(state)
 
     def _say(self, line):
         if self._verbose:
