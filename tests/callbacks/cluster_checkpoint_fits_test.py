@@ -330,3 +330,26 @@ def test_a_finished_script_that_is_run_again_has_what_it_ended_with(
 
     expected = run(Restore())
     assert_same(run(), expected, 0.0)
+
+
+class _OwnStep(keras.Model):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def test_variables_in_other_places_than_when_saved_are_refused(tmp_path):
+    """A step made a metric, which a run that takes no step does not make."""
+
+    def run():
+        strategy = tfdist.AllReduceStrategy()
+        with strategy.scope():
+            inputs = keras.Input((5,))
+            model = _OwnStep(inputs, keras.layers.Dense(3)(inputs))
+            compiled(model, metrics=["accuracy"])
+        fit(model, 1, callbacks=[ClusterCheckpoint(tmp_path)])
+        with strategy.scope():
+            keras.layers.Dense(2).build((None, 5))
+
+    run()
+    with pytest.raises(ModelMismatchError, match="build metrics and further"):
+        run()

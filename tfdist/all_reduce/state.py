@@ -23,8 +23,9 @@ class AllReduceState(tf.train.experimental.PythonState):
     def __init__(self, engine):
         super().__init__()
         self._engine = engine
-        # Arrays that were put back last, for variables that come later.
-        self._saved = {}
+        # Arrays that were put back last, for variables that come later, and
+        # signatures of all variables that were there.
+        self._saved, self._signatures = {}, []
 
     def read(self, everything=True):
         """Reads the state; what belongs to one worker is this worker's.
@@ -80,13 +81,28 @@ class AllReduceState(tf.train.experimental.PythonState):
                     f"saved {there}."
                 )
         self._saved = dict(saved.arrays)
+        self._signatures = saved.header["variables"]
         self._engine.journal.set_updates(saved.header["updates"])
         for number, variable in self._variables():
             self._put(number, variable)
 
     def variable_was_made(self, variable):
-        """Called when a variable has been made."""
-        self._put(len(self._engine.variables) - 1, variable)
+        """Called when a variable has been made.
+
+        Raises:
+          ModelMismatchError: The saved state has another one in its place.
+        """
+        number = len(self._engine.variables) - 1
+        if f"variable/{number}" in self._saved:
+            there, mine = self._signatures[number], _signature(variable)
+            if there is not None and there[1:] != mine[1:]:
+                raise saved_state.ModelMismatchError(
+                    f"Variable number {number} of this process is {mine}; in "
+                    f"the checkpoint that was restored it is {there}. The run "
+                    "that saved it has made variables in its steps: build "
+                    "metrics and further optimizers before `fit`."
+                )
+        self._put(number, variable)
 
     def _put(self, number, variable):
         value = self._saved.pop(f"variable/{number}", None)
