@@ -332,7 +332,7 @@ def test_a_finished_script_that_is_run_again_has_what_it_ended_with(
     assert_same(run(), expected, 0.0)
 
 
-class _OwnStep(keras.Model):
+class OwnStep(keras.Model):
     def train_step(self, data):
         return super().train_step(data)
 
@@ -344,7 +344,7 @@ def test_variables_in_other_places_than_when_saved_are_refused(tmp_path):
         strategy = tfdist.AllReduceStrategy()
         with strategy.scope():
             inputs = keras.Input((5,))
-            model = _OwnStep(inputs, keras.layers.Dense(3)(inputs))
+            model = OwnStep(inputs, keras.layers.Dense(3)(inputs))
             compiled(model, metrics=["accuracy"])
         fit(model, 1, callbacks=[ClusterCheckpoint(tmp_path)])
         with strategy.scope():

@@ -69,7 +69,7 @@ class SoftSync(base.Synchronization):
         return resolved
 
     def gradients_per_update(self, num_workers: int) -> int:
-        """How many gradients an update averages, while all workers are there.
+        """Number of gradients in an update, while all workers are there.
 
         Args:
           num_workers: Their number: `s` counts all places, some of which may
