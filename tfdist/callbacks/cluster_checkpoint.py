@@ -325,13 +325,13 @@ class ClusterCheckpoint(keras.callbacks.Callback):
             # A program that is run again does not train: it is to find what
             # this one ends with.
             self._strategy.flush()
-            self._strategy.await_end_of_training(self._save_last)
+            self._save_last()
 
     def _save_last(self):
         """Saves what has changed since the last epoch.
 
-        Such as by gradients of slower workers, the last local steps, or
-        callbacks that put weights back.
+        Such as by the last local steps, or callbacks that put weights back.
+        Others may still train: they may wait for what the chief does next.
         """
         if not self._strategy.cluster.is_chief or not self._has_saved:
             return
