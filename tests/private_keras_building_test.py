@@ -37,8 +37,15 @@ def test_a_model_with_a_step_of_its_own_is_not_called_to_be_built():
     fit(private_keras_building.build_without_data)
 
 
-@pytest.mark.parametrize("is_changed", [False, True])
-def test_a_validation_builds_with_an_iterator_of_its_own(is_changed):
+@pytest.mark.parametrize(
+    "change",
+    [
+        None,
+        private_keras_building.build_without_data,
+        private_keras_building.build_for_new_iterator,
+    ],
+)
+def test_a_validation_builds_with_an_iterator_of_its_own(change):
     """Under a strategy Keras uses that of the one before, which may be over."""
     ones = np.ones([4, 1])
     data = tf.data.Dataset.from_tensor_slices((ones, ones)).batch(2)
@@ -46,10 +53,10 @@ def test_a_validation_builds_with_an_iterator_of_its_own(is_changed):
     with tf.distribute.OneDeviceStrategy("/device:CPU:0").scope():
         model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
-    if is_changed:
-        private_keras_building.build_without_data(model)
     expected = contextlib.nullcontext()
-    if not is_changed:
+    if change is not None:
+        change(model)
+    else:
         expected = pytest.raises(StopIteration)
     with expected:
         model.fit(

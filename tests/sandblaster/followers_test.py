@@ -10,6 +10,7 @@ from tests.sandblaster import tasks
 from tests.sandblaster.fits import fit
 import tfdist
 from tfdist.cluster import member_table
+from tfdist.sandblaster import barriers as barriers_lib
 from tfdist.sandblaster import followers
 
 _names = map("followers_test/{}".format, itertools.count())
@@ -102,7 +103,7 @@ def test_a_barrier_waits_for_the_same_call_of_the_others(
     membership = types.SimpleNamespace(
         call_barrier=lambda: 2, tell=bool, read=lambda: members
     )
-    barriers.Barriers(
+    barriers_lib.Barriers(
         membership,
         types.SimpleNamespace(initial_workers=2),
         tfdist.FaultTolerance(stall_timeout=0.05),

@@ -242,11 +242,13 @@ class Run:
         state, cluster = self.cluster.read(), self.cluster
         last = np.maximum(cluster.heard, state.since)
         silent = cluster.now - last > SILENT * SECOND
-        self.present = {
-            k
-            for k in self._left
-            if worker in self._left and not (cluster.ended[k] or silent[k])
-        }
+        self.present = set()
+        if worker in self._left:
+            # Of those who have ended since, it is known from now on.
+            self._left = {
+                k for k in self._left if not (cluster.ended[k] or silent[k])
+            }
+            self.present = {*self._left}
         self.clocks = [0] * len(self.clocks)
         self.earlier.update(self.gradients)
         self.begins.append(len(self.gradients))

@@ -36,15 +36,6 @@ class BlockMomentum:
     rate: float
     ahead: bool
 
-    def for_means(self, num_workers, changes):
-        """The same, where an update is the mean of the changes of some workers.
-
-        Args:
-          num_workers: Number of workers.
-          changes: Of how many workers.
-        """
-        return self(changes)
-
     def __call__(self, num_workers):
         known = self.momentum
         if known is None:
@@ -71,7 +62,13 @@ class DelayedMomentum:
     c: float = 0.0
 
     def for_means(self, num_workers, changes):
-        """As of `BlockMomentum`: as many updates are the changes of all."""
+        """The same, where an update is the mean of the changes of some workers.
+
+        Args:
+          num_workers: Number of workers.
+          changes: Of how many workers.
+        """
+        # As many updates are the changes of all workers.
         return self(max(num_workers // changes, 1))
 
     def __call__(self, num_workers):

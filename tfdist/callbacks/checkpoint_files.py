@@ -81,18 +81,50 @@ class CheckpointFiles:
                 saved_state.write(state, file)
         atomic_write.bring_to_disk(self.directory)
         for old in self.numbers()[: -self._keep]:
-            self.path(old).unlink(missing_ok=True)
+            self._remove(old)
         return number
+
+    def write_end(self, state, number):
+        """Writes what training ended with, beside the file of a number.
+
+        Raises:
+          OSError: It could not be written.
+        """
+        path = self._path_of_end(number)
+        with atomic_write.written(path, os.getpid()) as draft:
+            with open(draft, "wb") as file:
+                saved_state.write(state, file)
+        atomic_write.bring_to_disk(self.directory)
+
+    def end(self, number):
+        """Reads what training ended with after a file; None if it is not there.
+
+        Args:
+          number: Of the file.
+        """
+        try:
+            with self._path_of_end(number).open("rb") as file:
+                return saved_state.read(file, lazy=self._lazy)
+        except (OSError, saved_state.UnusableStateError):
+            return None
+
+    def _path_of_end(self, number):
+        return self.directory / f"end-{number:08}.zip"
+
+    def _remove(self, number):
+        self._path_of_end(number).unlink(missing_ok=True)
+        self.path(number).unlink(missing_ok=True)
 
     def remove_drafts(self):
         """Removes what killed processes have begun to write."""
-        for draft in atomic_write.drafts(self.directory, "checkpoint-*.zip"):
-            draft.unlink(missing_ok=True)
+        for name in ("checkpoint-*.zip", "end-*.zip"):
+            for draft in atomic_write.drafts(self.directory, name):
+                draft.unlink(missing_ok=True)
 
     def remove_all(self):
         """Removes all files, and the directory if nothing else is in it."""
         self.remove_drafts()
         for number in self.numbers():
-            self.path(number).unlink(missing_ok=True)
+            self._remove(number)
         with contextlib.suppress(OSError):
             self.directory.rmdir()

@@ -214,6 +214,11 @@ class ClusterCheckpoint(keras.callbacks.Callback):
             return
         state = self._strategy.state
         fitted_model.check(saved, self.model, state)
+        epochs = (self.params or {}).get("epochs")
+        if epochs is not None and saved.header["position"]["epoch"] >= epochs:
+            # Nothing is trained. Where more is, workers are as they were then,
+            # and not as they are when they have left.
+            saved = self._files.end(number) or saved
         state.restore(fitted_model.without_others(saved, self._known.headers))
         self._known.add(self._files.path(number), saved.header)
         self._resume_at(number, saved.header, "Resumed from")
@@ -279,11 +284,9 @@ class ClusterCheckpoint(keras.callbacks.Callback):
 
     def _save(self):
         self._since_save = 0
-        if self._strategy.cluster.is_chief:
-            self._write(self._strategy.state.read())
-
-    def _write(self, state):
-        self._has_saved = True
+        if not self._strategy.cluster.is_chief:
+            return
+        state = self._strategy.state.read()
         state.header["position"] = {
             "epoch": self._epoch,
             "batch": self._batches,
@@ -305,6 +308,7 @@ class ClusterCheckpoint(keras.callbacks.Callback):
                 max(self._files.numbers(), default=None),
             )
             return
+        self._has_saved = True
         self._known.add(self._files.path(number), state.header)
         self._publish(number)
         self._say(
@@ -324,21 +328,33 @@ class ClusterCheckpoint(keras.callbacks.Callback):
         elif not self._strategy.state.is_passed:
             # A program that is run again does not train: it is to find what
             # this one ends with.
-            self._strategy.flush()
             self._save_last()
 
     def _save_last(self):
-        """Saves what has changed since the last epoch.
+        """Saves what has changed since the last epoch, for `_take_up`.
 
         Such as by the last local steps, or callbacks that put weights back.
         Others may still train: they may wait for what the chief does next.
         """
         if not self._strategy.cluster.is_chief or not self._has_saved:
             return
-        state = self._strategy.state.read()
-        found = self._files.newest()
-        if found is None or not saved_state.are_equal(found[1], state):
-            self._write(state)
+        self._strategy.flush()
+        state, found = self._strategy.state.read(), self._files.newest()
+        if found is None or saved_state.are_equal(found[1], state):
+            return
+        number, saved = found
+        for key in ("position", fitted_model.KEY):
+            state.header[key] = saved.header[key]
+        try:
+            self._files.write_end(state, number)
+        except OSError as error:
+            logging.error(
+                "What training ended with could not be written to %s (%s): a "
+                "finished program that is run again has what was saved after "
+                "the last epoch.",
+                self._files.directory,
+                error,
+            )
 
     def _say(self, line):
         if self._verbose:

@@ -292,6 +292,7 @@ def test_callbacks_train_batches_before_and_after_the_steps_of_fit():
         waits=False, leave=lambda: None
     )
     decisions, steps = worker.chief_decisions, []
+    decisions._fits.is_running = lambda: True
 
     class Trains(keras.callbacks.Callback):
         def train(self, *args):
