@@ -40,11 +40,12 @@ class CheckpointFiles:
         """The path of a file."""
         return self.directory / f"checkpoint-{number:08}.zip"
 
-    def newest(self, number=None):
+    def newest(self, number=None, lazy=None):
         """Reads the newest file that is whole.
 
         Args:
           number: Not newer than this one, if older ones are there.
+          lazy: See `saved_state.read`. Default: as of this.
 
         Returns:
           Its number and its `SavedState`, or None.
@@ -55,7 +56,8 @@ class CheckpointFiles:
             path = self.path(candidate)
             try:
                 with path.open("rb") as file:
-                    return candidate, saved_state.read(file, lazy=self._lazy)
+                    prefix = self._lazy if lazy is None else lazy
+                    return candidate, saved_state.read(file, lazy=prefix)
             except (OSError, saved_state.UnusableStateError) as error:
                 logging.warning(
                     "Checkpoint %s is not usable (%s): the one before it is "

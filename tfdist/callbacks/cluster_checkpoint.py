@@ -339,8 +339,10 @@ class ClusterCheckpoint(keras.callbacks.Callback):
         if not self._strategy.cluster.is_chief or not self._has_saved:
             return
         self._strategy.flush()
-        state, found = self._strategy.state.read(), self._files.newest()
-        if found is None or saved_state.are_equal(found[1], state):
+        state, found = self._strategy.state.read(), self._files.newest(lazy="")
+        if found is None or saved_state.are_equal(
+            state, found[1], without=table_chunks.PREFIX
+        ):
             return
         number, saved = found
         for key in ("position", fitted_model.KEY):
