@@ -22,7 +22,9 @@ class Record:
     """What happened at each step, in a file that survives `kill -9`.
 
     A line is [update that the gradient was, versions pulled after it from
-    each server, weights of those servers after it].
+    each server, weights of those servers after it]. The first one is of before
+    the first step: `fit` may have pulled later ones than the script, and then
+    nobody has seen the weights (None).
     """
 
     def __init__(self, strategy, model):
@@ -30,19 +32,32 @@ class Record:
         self._file = os.open(
             f"{tasks.label()}.record", os.O_WRONLY | os.O_CREAT | os.O_APPEND
         )
-        self._pulled = None
-        self.note()
+        self._line = None
+        self._note(None)
 
     def note(self, logs=None):
         """Notes a step that is done."""
         del logs
-        runtime = self._strategy._runtime
         update = None
         for exchange in self._strategy.journal.read_new():
+            if self._line is not None:
+                pulled = list(exchange.pulled_by_server)
+                if pulled != self._line[1]:
+                    self._line = [None, pulled, [None] * len(pulled)]
+                self._write()
             update = min(self._pulled) + exchange.staleness
-        self._pulled = [int(p.numpy()) for p in self._versions(runtime)]
-        line = json.dumps([update, self._pulled, self._weights(runtime)])
-        os.write(self._file, f"{line}\n".encode())
+        self._note(update)
+        self._write()
+
+    def _note(self, update):
+        runtime = self._strategy._runtime
+        pulled = [int(p.numpy()) for p in self._versions(runtime)]
+        self._line = [update, pulled, self._weights(runtime)]
+
+    def _write(self):
+        self._pulled = self._line[1]
+        os.write(self._file, f"{json.dumps(self._line)}\n".encode())
+        self._line = None
 
     def _versions(self, runtime):
         for ledger in runtime.coordination.ledgers:

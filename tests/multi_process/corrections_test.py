@@ -48,7 +48,7 @@ class Gradient:
     Attributes:
         worker: whose it is.
         pulled: versions that it was computed from, by server.
-        weights: what the worker had then, by server.
+        weights: what the worker had then, by server; None where nobody knows.
     """
 
     worker: int
@@ -168,6 +168,9 @@ class Replay:
         """
         seen = gradient.weights[self._shard]
         allowed = self._given[gradient.pulled[self._shard]]
+        if seen is None:
+            # Of a pull before the first exchange, which gives no look-ahead.
+            return self._theta[gradient.pulled[self._shard]]
         nearest = min(allowed, key=lambda value: abs(value - seen))
         return nearest if np.isclose(nearest, seen, **CLOSE) else seen
 
