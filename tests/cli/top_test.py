@@ -25,14 +25,15 @@ from tfdist.cluster import member_table
 
 
 @pytest.fixture(autouse=True)
-def own_directory(monkeypatch, tmp_path):
+def own_directory(monkeypatch):
     """No launcher but that of the test is found."""
-    directory = tmp_path / "runtime"
-    directory.mkdir()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(directory))
-    monkeypatch.setenv("TMPDIR", str(directory))
-    monkeypatch.setattr(tempfile, "tempdir", str(directory))
-    monkeypatch.delenv("TF_CONFIG", raising=False)
+    # Not pytest's: the path of a socket has at most 107 characters.
+    with tempfile.TemporaryDirectory() as directory:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
+        monkeypatch.setenv("TMPDIR", directory)
+        monkeypatch.setattr(tempfile, "tempdir", directory)
+        monkeypatch.delenv("TF_CONFIG", raising=False)
+        yield
 
 
 def shown(*flags, **environ):
