@@ -6,6 +6,7 @@ import keras
 
 from tests.multi_process import handshake
 from tests.sandblaster import tasks
+from tests.sandblaster.tasks import fit
 import tfdist
 
 
@@ -33,20 +34,6 @@ def make(kind=keras.Model, **tolerance):
         strategy, kind, gradient_tolerance=0.0, value_tolerance=0.0
     )
     return strategy, model
-
-
-def fit(model, epochs, **arguments):
-    """Makes iterations on the data of `tasks`; returns the history."""
-    x, y = tasks.data()
-    return model.fit(
-        x,
-        y,
-        batch_size=2,
-        epochs=epochs,
-        shuffle=False,
-        verbose=0,
-        **arguments,
-    ).history
 
 
 def stop_on_one(worker, after, epochs):

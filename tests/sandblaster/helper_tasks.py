@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tests.multi_process import handshake
 from tests.sandblaster import tasks
+from tests.sandblaster.tasks import fit
 import tfdist
 from tfdist import placement
 
@@ -61,20 +62,6 @@ def compile_as(model, **arguments):
         metrics=["sparse_categorical_crossentropy"],
         **arguments,
     )
-
-
-def fit(model, epochs, **arguments):
-    """Makes iterations; returns the history."""
-    x, y = tasks.data()
-    return model.fit(
-        x,
-        y,
-        batch_size=2,
-        epochs=epochs,
-        shuffle=False,
-        verbose=0,
-        **arguments,
-    ).history
 
 
 def meet(strategy):

@@ -78,10 +78,7 @@ class CheckpointFiles:
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         number = max(self.numbers(), default=0) + 1
-        with atomic_write.written(self.path(number), os.getpid()) as draft:
-            with open(draft, "wb") as file:
-                saved_state.write(state, file)
-        atomic_write.bring_to_disk(self.directory)
+        self._write(state, self.path(number))
         for old in self.numbers()[: -self._keep]:
             self._remove(old)
         return number
@@ -92,7 +89,9 @@ class CheckpointFiles:
         Raises:
           OSError: It could not be written.
         """
-        path = self._path_of_end(number)
+        self._write(state, self._path_of_end(number))
+
+    def _write(self, state, path):
         with atomic_write.written(path, os.getpid()) as draft:
             with open(draft, "wb") as file:
                 saved_state.write(state, file)

@@ -187,9 +187,10 @@ class MinimizingFit:
 
     def _take_part(self):
         if self._coordinator is not None:
-            # Of a call that has ended, the last iteration is shown again.
-            has_ended = self._coordinator.has_ended
-            return self._coordinator.iterate(self._seen - has_ended)
+            number = self._seen
+            if self._coordinator.has_ended:
+                number -= 1  # The last iteration is shown again.
+            return self._coordinator.iterate(number)
         result = self._follow()
         if result is not None:
             self._kept = self._worker.values()
