@@ -197,6 +197,21 @@ def test_slots_that_predictions_need_are_found(optimizer, name):
     assert any(found is variable for variable in optimizer.variables)
 
 
+def test_averages_of_weights_are_found():
+    variables = [keras.Variable([1.0]), keras.Variable([1.0, 2.0])]
+    with_them = keras.optimizers.Adam(use_ema=True)
+    with_them.build(variables)
+    averages = private_keras.averages_of(with_them)
+    assert [average.shape for average in averages] == [(1,), (2,)]
+    assert all("average" in average.path for average in averages)
+    without = keras.optimizers.Adam()
+    without.build(variables)
+    assert private_keras.averages_of(without) == []
+    without.use_ema = True
+    with pytest.raises(RuntimeError, match="_model_variables_moving_average"):
+        private_keras.averages_of(without)
+
+
 def test_masks_travel_with_tensors():
     layer = keras.layers.Masking()
     output = layer(tf.constant([[[1.0], [0.0]]]))

@@ -200,6 +200,25 @@ def slot(optimizer, name, variable):
     return getattr(optimizer, name)[optimizer._get_variable_index(variable)]
 
 
+def averages_of(optimizer):
+    """The averages of weights that a Keras optimizer keeps (`use_ema`), a list.
+
+    Each step assigns all of them, right after its last update. Among the
+    public `optimizer.variables`, only parts of names tell which they are.
+
+    Args:
+      optimizer: A built `keras.Optimizer`.
+
+    Returns:
+      A list of Keras variables; empty without `use_ema`.
+    """
+    if not optimizer.use_ema:
+        return []
+    require(optimizer, "_model_variables_moving_average")
+    averages = optimizer._model_variables_moving_average
+    return [average for average in averages if average is not None]
+
+
 def has_step_of_its_own(optimizer):
     """Whether a step is more than `update_step` of each variable.
 

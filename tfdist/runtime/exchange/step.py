@@ -2,7 +2,7 @@
 
 While the user's step is traced, a `Step` records what it does to variables
 with a primary on a server. When an optimizer has handed over its last update,
-all of it goes out in one exchange.
+and has assigned its averages of weights, all of it goes out in one exchange.
 """
 
 import dataclasses
@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdist import compiled_parts
 from tfdist import fused_kernels
 from tfdist import one_replica
+from tfdist import private_keras
 from tfdist import private_keras_variables
 from tfdist.program_error import ProgramError
 from tfdist.runtime.exchange import records
@@ -29,13 +30,22 @@ class _Pending:
     # Reduced gradients that the optimizer has not yet handed over.
     expected: int = 0
     optimizer: object = None
-    # Number of operations when the optimizer's updates were exchanged.
+    # Ordinals of its averages of weights that it has not yet assigned after its
+    # last update; None where nothing waits for them.
+    averages: set | None = None
+    # Number of operations when the optimizer's updates were exchanged, or all
+    # were recorded.
     settled: int | None = None
     barriers: set = dataclasses.field(default_factory=set)
     # Number of operations when the step began.
     first: int = 0
     # By ordinal: number of operations when a parameter was assigned last.
     assigned: dict = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_after_updates(self):
+        """Whether something is recorded that follows an optimizer's updates."""
+        return self.settled is not None and bool(self.records)
 
 
 def check_elementwise(variable, optimizer):
@@ -65,6 +75,25 @@ def step_counter(optimizer):
         f"Optimizer {optimizer!r} was created outside strategy.scope(); "
         "create it, or compile the model, inside."
     )
+
+
+def _averages_of(optimizer):
+    """Ordinals of the averages on servers that follow the last update, a set.
+
+    Not of an optimizer that accumulates gradients: it updates in a branch, and
+    its averages come after that.
+    """
+    if optimizer is None or optimizer.gradient_accumulation_steps:
+        return set()
+    averages = [
+        getattr(variable, "value", variable)
+        for variable in private_keras.averages_of(optimizer)
+    ]
+    return {
+        average.ordinal
+        for average in averages
+        if getattr(average, "role", None) is Role.SLOT
+    }
 
 
 def local_scalars_of(optimizer):
@@ -144,8 +173,7 @@ class Step:
             # before what is recorded in this one, and so does a parameter
             # that the step assigned before an optimizer in a branch.
             for outer, pending in list(self._pending.items()):
-                is_after = pending.settled is not None and pending.records
-                if is_after or (
+                if pending.is_after_updates or (
                     outer is self._root
                     and any(map(records.is_assigned, pending.records))
                 ):
@@ -159,6 +187,8 @@ class Step:
           tensors: List of tensors, as handed to the optimizer.
         """
         pending = self._here()
+        if pending.averages is not None:
+            self._flush(tf.compat.v1.get_default_graph())
         self._flush_assigned(pending)
         pending.expected = len(tensors)
         for tensor in tensors:
@@ -186,7 +216,7 @@ class Step:
             )
             pending.expected -= 1
             if not pending.expected:
-                self._flush(tf.compat.v1.get_default_graph())
+                self._end_updates(tf.compat.v1.get_default_graph())
         elif fused_kernels.optimizer_of(fn) is None:
             graph = tf.compat.v1.get_default_graph()
             if graph is not self._root:
@@ -229,7 +259,7 @@ class Step:
         if variable.role is Role.ITERATIONS:
             self.is_training = True
             # The end of an optimizer's step.
-            if pending.settled is not None and pending.records:
+            if pending.is_after_updates:
                 self._flush(graph)
             if variable.ordinal in self._ticketed:
                 return  # The server has counted it.
@@ -253,6 +283,10 @@ class Step:
             record = self._before_step(pending, record)
             pending.assigned[variable.ordinal] = len(graph.get_operations())
         pending.records.append(record)
+        if pending.averages is not None:
+            pending.averages.discard(variable.ordinal)
+            if not pending.averages:
+                self._flush(graph)
 
     def _before_step(self, pending, record):
         """The record of a parameter that is assigned before a step.
@@ -361,10 +395,26 @@ class Step:
             self._flush(tf.compat.v1.get_default_graph())
             pending.records = recorded[ends[-1] :]
 
+    def _end_updates(self, graph):
+        """Exchanges an optimizer's updates, or first awaits its averages.
+
+        In an exchange of their own, averages would miss the update if another
+        worker's comes in between. A server computes them of what it has; an
+        eager step sends what this worker has pulled.
+        """
+        pending = self._pending[graph]
+        averages = set() if self.is_eager else _averages_of(pending.optimizer)
+        if averages:
+            pending.averages = averages
+            pending.settled = len(graph.get_operations())
+        else:
+            self._flush(graph)
+
     def _flush(self, graph):
         pending = self._pending[graph]
         recorded, pending.records = pending.records, []
         optimizer, pending.optimizer = pending.optimizer, None
+        averages, pending.averages = pending.averages, None
         pending.expected = 0
         with tf.init_scope():
             self._runtime.commit()
@@ -374,9 +424,10 @@ class Step:
             self._over += over
             return
         counter = step_counter(optimizer) if optimizer else None
-        # Before the updates of another optimizer stand forward passes too:
-        # what they read is what the worker has trained on.
-        settled = None if optimizer else pending.settled
+        # Before an optimizer's updates stand forward passes too: what they
+        # read is what the worker has trained on.
+        is_before = optimizer is not None and averages is None
+        settled = None if is_before else pending.settled
         self.is_training |= any(
             record.variable.role is Role.PARAMETER for record in recorded
         )
