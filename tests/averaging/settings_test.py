@@ -23,6 +23,7 @@ from tfdist.averaging import outer_optimizers
 from tfdist.strategies import registry
 from tfdist.synchronization import Async
 from tfdist.synchronization import SoftSync
+from tfdist.synchronization import Sync
 
 # Outer optimizers.
 
@@ -185,6 +186,28 @@ def test_momentum_moves_once_for_the_changes_of_all(synchronization, delay):
     steps = ParameterAveraging(2, outer_optimizers.DelayedMomentum(0.7, 0.9))
     steps = steps.resolve(synchronization, None, 8)
     assert steps.outer_optimizer().delay == delay
+
+
+@pytest.mark.parametrize(
+    ("synchronization", "momentum"),
+    [
+        (Sync(), 7 / 8),
+        (Sync(backup_workers=4), 3 / 4),
+        (SoftSync(4), 3 / 4),
+        (SoftSync(n=4), 1 / 2),
+        # Each change is an update.
+        (SoftSync(1), 0.0),
+    ],
+    ids=repr,
+)
+def test_block_momentum_is_of_the_changes_in_an_update(
+    synchronization, momentum
+):
+    steps = ParameterAveraging(
+        2, outer_optimizers.BlockMomentum(None, 1.0, True)
+    )
+    steps = steps.resolve(synchronization, None, 8)
+    assert steps.outer_optimizer().momentum == momentum
 
 
 def test_delayed_nesterov_is_made_of_its_config():

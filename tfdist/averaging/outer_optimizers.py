@@ -27,10 +27,20 @@ class BlockMomentum:
     Called with the number of workers it makes the optimizer.
 
     Attributes:
-      momentum: 0 or more and less than 1; None for 1 - 1 / workers.
+      momentum: 0 or more and less than 1; None for 1 - 1 / n, where an update
+        is the mean of the changes of n workers.
       rate: The paper's zeta.
       ahead: Whether workers begin at Nesterov's point ahead.
     """
+
+    def for_means(self, num_workers, changes):
+        """The same, where an update is the mean of the changes of some workers.
+
+        Args:
+          num_workers: Number of workers.
+          changes: Of how many workers.
+        """
+        return self(changes)
 
     momentum: float | None
     rate: float

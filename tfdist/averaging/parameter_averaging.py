@@ -13,7 +13,6 @@ import tensorflow as tf
 from tfdist import checks
 from tfdist.averaging import base
 from tfdist.correction import Correction
-from tfdist.synchronization import SoftSync
 from tfdist.synchronization import Synchronization
 
 
@@ -114,10 +113,8 @@ class ParameterAveraging(base.LocalSteps):
         if not base.is_factory(self._outer):
             return self
         outer = self._outer
-        if isinstance(synchronization, SoftSync) and hasattr(
-            outer, "for_means"
-        ):
-            changes = synchronization.gradients_per_update(num_workers)
+        changes = synchronization.gradients_per_update(num_workers)
+        if changes and hasattr(outer, "for_means"):
             made = outer.for_means(num_workers, changes)
         else:
             made = outer(num_workers)

@@ -70,7 +70,8 @@ class BMUFStrategy(ParameterServerStrategy):
 
     Args:
       period: Local steps of a block.
-      block_momentum: 0 or more and less than 1; default: 1 - 1 / workers.
+      block_momentum: 0 or more and less than 1; default: 1 - 1 / N, of N
+        changes in an update.
       block_rate: The paper's zeta.
       nesterov: Whether workers begin at the point ahead.
       reset_momentum: Whether the local momentum starts afresh with each
