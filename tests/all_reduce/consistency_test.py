@@ -50,7 +50,7 @@ def test_workers_that_make_the_same_updates_compare_their_devices(
     monkeypatch.setattr(
         engine.consistency,
         "adopt",
-        lambda _, __, settings: told.append(settings),
+        lambda _, __, settings, data: told.append(settings),
     )
     gpu = types.SimpleNamespace(device="/job:worker/task:0/device:GPU:0")
     engine.adopt(Moment.FIT, [gpu], "alike")

@@ -78,7 +78,7 @@ def test_workers_compare_the_epochs_with_which_a_call_begins(monkeypatch):
     monkeypatch.setattr(
         strategy._engine.consistency,
         "adopt",
-        lambda moment, variables, settings: adopted.append((moment, settings)),
+        lambda moment, _, settings, data: adopted.append((moment, settings)),
     )
     x = np.ones([1, 1], "float32")
     model.fit(x, x, initial_epoch=3, epochs=4, verbose=0)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from unittest import mock
 
 import keras
 import numpy as np
@@ -11,6 +12,7 @@ from tests.all_reduce.programs import linear
 from tests.all_reduce.programs import on
 from tests.all_reduce.programs import weight_of
 import tfdist
+from tfdist.data_shares import data_number
 
 
 def _counts(model):
@@ -112,6 +114,32 @@ def averaged_weights_over_fits(strategy, worker):
     for number in ([2, 1][worker], [1, 2][worker]):
         model.fit(batches(np.ones(number)), verbose=0)
         seen.append(weight_of(model))
+    return seen
+
+
+class Examples(keras.utils.PyDataset):
+    """Two batches of equal examples."""
+
+    def __init__(self, value):
+        super().__init__()
+        self._batch = np.full([1, 1], value)
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return self._batch, self._batch
+
+
+def other_data(strategy, worker):
+    """First the same data on all workers, then other data on each."""
+    with strategy.scope():
+        model = linear()
+    seen = []
+    for values in ([1.0, 1.0], [1.0, 2.0]):
+        with mock.patch.object(data_number.logging, "warning") as warning:
+            model.fit(Examples(values[worker]), verbose=0)
+        seen.append([call.args[0][:15] for call in warning.call_args_list])
     return seen
 
 

@@ -35,7 +35,7 @@ def reports(zygote, tmp_path_factory):
         zygote,
         tmp_path_factory,
         "main:run",
-        modules={"all_reduce.fits": [*EXPECTED, "monitored"]},
+        modules={"all_reduce.fits": [*EXPECTED, "monitored", "other_data"]},
     )
 
 
@@ -53,3 +53,9 @@ def test_a_monitor_records_each_step(reports):
     assert other["versions"] == [1, 2]
     # A weight of 4 bytes takes a row of 64; with it go 8 numbers.
     assert set(chief["bytes"] + other["bytes"]) == {64 + 32}
+
+
+def test_a_worker_warns_of_data_that_is_not_the_chiefs(reports):
+    chief, other = (report["other_data"] for report in reports)
+    assert chief == [[], []]
+    assert other == [[], ["The first batch"]]

@@ -58,7 +58,7 @@ class Consistency:
 
         Args:
           moment: The `Moment`.
-          *numbers: At most four ints.
+          *numbers: At most five ints.
 
         Returns:
           All workers' numbers, an array of a row for each worker.
@@ -66,7 +66,7 @@ class Consistency:
         Raises:
           ProgramError: Another worker is elsewhere in its program.
         """
-        row = [int(moment), *numbers, *[0] * (4 - len(numbers))]
+        row = [int(moment), *numbers, *[0] * (5 - len(numbers))]
         rows = self._collectives.gather(row, "meeting")
         needs_batch = ""
         if Moment.STEP in rows[:, 0]:
@@ -96,7 +96,7 @@ class Consistency:
         rows = self._collectives.gather(row, "numbers")
         return set(rows[rows >= 0].tolist())
 
-    def adopt(self, moment, variables, settings=""):
+    def adopt(self, moment, variables, settings="", data=0):
         """Gives all workers the chief's values.
 
         Args:
@@ -104,6 +104,10 @@ class Consistency:
           variables: The shared variables, in the same order on all workers.
           settings: How this worker trains, a string that must be the same on
             all; see `model_optimizers.described`.
+          data: Value of the `DataNumber` of this worker.
+
+        Returns:
+          That of the chief, an int.
 
         Raises:
           ModelMismatchError: Another worker's model differs.
@@ -113,6 +117,7 @@ class Consistency:
             *_kinds(variables),
             _checksum(settings.encode()),
             _checksum(*map(_bits, variables)),
+            data,
         ]
         rows = self.meet(moment, *facts)
         if _differ(rows[:, :2]).size:
@@ -126,6 +131,7 @@ class Consistency:
                 f"Here: {settings}"
             )
         self._agree(variables, rows[:, 3])
+        return int(rows[0, 4])
 
     def adopt_others(self, moment, variables):
         """Gives all workers the chief's values of what no step has used yet.

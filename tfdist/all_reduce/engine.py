@@ -247,16 +247,17 @@ class Engine:
     # which round alike.
     updates_alike = True
 
-    def adopt(self, moment, variables, settings=""):
+    def adopt(self, moment, variables, settings="", data=0):
         """Gives all workers the chief's values; see `Consistency`."""
         if self.updates_alike and variables:
             kinds = consistency_lib.kinds_of_devices(variables)
             parts = settings, f"variables on {kinds}"
             settings = "; ".join(filter(None, parts))
         with self.applying():
-            self.consistency.adopt(moment, variables, settings)
+            chiefs = self.consistency.adopt(moment, variables, settings, data)
             if moment is consistency_lib.Moment.STEP:
                 self.consistency.adopt_others(moment, self._not_agreed())
+        return chiefs
 
     def _not_agreed(self):
         """Shared variables of layers and own code that no step has used yet."""
@@ -275,23 +276,28 @@ class Engine:
         """Calls a `train_function`; see `Collectives`."""
         return self.collectives.call(function, *args)
 
-    def adopt_model(self, moment, model, optimizers=()):
+    def adopt_model(self, moment, model, optimizers=(), data=0):
         """Gives all workers the chief's values of what a model shares.
 
         Args:
           moment: The `Moment`.
           model: The `keras.Model`.
           optimizers: Keras optimizers, which must be alike on all workers.
+          data: Value of the `DataNumber` of this worker.
+
+        Returns:
+          That of the chief, an int; 0 where the workers have not met.
 
         Raises:
           ModelMismatchError: Another worker's model differs.
           ValueError: Another worker trains in another way, or begins `fit` with
             another epoch.
         """
-        self.adopt(
+        return self.adopt(
             moment,
             self._shared_by(model),
             self.fits.settings(moment, optimizers),
+            data,
         )
 
     def compare_model(self, moment, model):

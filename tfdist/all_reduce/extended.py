@@ -172,7 +172,12 @@ class AllReduceExtended(one_replica.WorkerExtended):
     # Input.
 
     def _experimental_distribute_dataset(self, dataset, options):
-        return shares.distribute(dataset, self.engine.config, self._before_data)
+        return shares.distribute(
+            dataset,
+            self.engine.config,
+            self._before_data,
+            compare=self.engine.fits.note_data,
+        )
 
     def _before_data(self, request, number):
         purpose, frame, _ = request

@@ -17,6 +17,7 @@ from tfdist import private_keras_calls
 from tfdist.all_reduce import tail as tail_lib
 from tfdist.all_reduce.consistency import DifferentValuesError
 from tfdist.all_reduce.consistency import Moment
+from tfdist.data_shares import data_number
 from tfdist.program_error import ProgramError
 
 
@@ -34,6 +35,8 @@ class FitCalls:
         # `RunningFit`, frame.
         self._next = []
         self._numbers = itertools.count()
+        # Of the last of these.
+        self._data = data_number.DataNumber()
         # Of the call that began last, from 0.
         self._first_epoch = 0
 
@@ -65,6 +68,17 @@ class FitCalls:
         # chief's (BackupAndRestore), which is whole when all have met.
         self.end_abandoned(frame)
         self._next.append((next(self._numbers), running, frame))
+        self._data = data_number.DataNumber()
+
+    def note_data(self, checksum, is_seed):
+        """Takes note of its data, which is to be as the chief's.
+
+        Args:
+          checksum: Callable that gives a number of it.
+          is_seed: Whether it is of the seed of the order; else it is of the
+            first batch.
+        """
+        self._data = data_number.DataNumber(checksum(), is_seed)
 
     def call(self, function, *args):
         """Calls a `train_function` of Keras."""
@@ -73,7 +87,8 @@ class FitCalls:
             self.end_abandoned(frame)
             self._first_epoch = private_keras_calls.epoch_of(frame)
             fit = Fit(self._engine, frame, running, self._stack.remove, number)
-            fit.begin()
+            data, self._data = self._data, data_number.DataNumber()
+            fit.begin(data)
             self._stack.append(fit)
         if not self._stack:
             return self._engine.call(function, *args)
@@ -177,8 +192,12 @@ class Fit:
     def _lanes(self):
         return self._engine.lanes_of(self._model)
 
-    def begin(self):
-        """Called before the first step: all begin with the chief's values."""
+    def begin(self, data):
+        """Called before the first step: all begin with the chief's values.
+
+        Args:
+          data: The `DataNumber` of the call.
+        """
         if not isinstance(self._callbacks, keras.callbacks.CallbackList):
             raise ProgramError(
                 "Argument `callbacks` of `fit` must become a Keras "
@@ -189,7 +208,10 @@ class Fit:
         model = self._model
         self._engine.read_told()  # Of steps before this call.
         optimizers = [] if model.optimizer is None else [model.optimizer]
-        self._engine.adopt_model(Moment.FIT, model, optimizers)
+        chiefs = self._engine.adopt_model(
+            Moment.FIT, model, optimizers, data.value
+        )
+        data.warns(chiefs)
 
     def _put_around_callbacks(self):
         first = {

@@ -239,7 +239,7 @@ class PeerEngine(engine_lib.Engine):
 
     # Between steps.
 
-    def adopt_model(self, moment, model, optimizers=()):
+    def adopt_model(self, moment, model, optimizers=(), data=0):
         """Gives all workers the chief's values; see `Engine`."""
         begins = moment is Moment.FIT and bool(self.roster.others)
         if begins:
@@ -247,11 +247,11 @@ class PeerEngine(engine_lib.Engine):
             self._is_over = False
         if begins and not self.collectives.number and self._join(model):
             self._open()
-            return
+            return 0
         if begins and self.channels:
             # Of a loop of the user's own before: the chief's values have them.
             self._take_all()
-        super().adopt_model(moment, model, optimizers)
+        chiefs = super().adopt_model(moment, model, optimizers, data)
         if begins or (moment is Moment.END_OF_FIT and self.roster.others):
             # What the chief has told of a call that ends here is not of the
             # one around it.
@@ -263,6 +263,7 @@ class PeerEngine(engine_lib.Engine):
             self._open()
         elif moment is Moment.END_OF_FIT and self._late_around:
             self.roster.late |= self._late_around.pop()
+        return chiefs
 
     def _join(self, model):
         """Joins the others if they train; returns whether they do."""
@@ -278,7 +279,7 @@ class PeerEngine(engine_lib.Engine):
         self.admission.is_open = self._fits == 1
         self.collectives.post(fits=self._fits)
 
-    def adopt(self, moment, variables, settings=""):
+    def adopt(self, moment, variables, settings="", data=0):
         """Gives all workers the chief's values; see `Engine`."""
         others = self._not_agreed() if moment is Moment.STEP else []
         lane = len(self._made) - 1
@@ -286,14 +287,14 @@ class PeerEngine(engine_lib.Engine):
             # They were in the snapshot.
             for variable in [*variables, *others]:
                 variable.is_agreed = True
-            return
+            return 0
         counted = [
             variable
             for variable in variables
             if getattr(variable, "steps_of_update", 1) > 1
         ]
         summed = [int(v.numpy()) % v.steps_of_update for v in counted]
-        super().adopt(moment, variables, settings)
+        chiefs = super().adopt(moment, variables, settings, data)
         self.first_steps.note_agreed([*variables, *others])
         with self.applying():
             for variable, number in zip(counted, summed, strict=True):
@@ -301,6 +302,7 @@ class PeerEngine(engine_lib.Engine):
                 begun = variable.at_begin_of_update(int(variable.numpy()))
                 variable.assign(begun + number)
         self.check_of_epochs.begin_all()
+        return chiefs
 
     def numbers_of(self, variables):
         """Positions of variables in the order of creation, ints or None."""

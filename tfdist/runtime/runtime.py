@@ -285,6 +285,11 @@ class Runtime:
         self.local.watch(call, frame)
         self.coordination.watch(call, frame)
 
+    def note_data(self, checksum, is_seed):
+        """Takes note of the data of a call; see `ChiefDecisions.note_data`."""
+        self.chief_decisions.note_data(checksum, is_seed)
+        self.local.note_data(checksum, is_seed)
+
     def note_data_shares(self, number):
         """Takes note of how many shares the data of `fit` is divided into."""
         self.data_shares = number

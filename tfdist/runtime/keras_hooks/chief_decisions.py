@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfdist import private_keras_calls
 from tfdist.cluster import fit_progress
+from tfdist.data_shares import data_number
 from tfdist.program_error import ProgramError
 from tfdist.runtime.exchange.pull_response import assign
 from tfdist.runtime.keras_hooks import fit_call
@@ -111,7 +112,7 @@ class ChiefDecisions:
             first batch.
         """
         if self._fit is not None and not self._fit.is_in_loop:
-            self._fit.data, self._fit.data_is_seed = checksum(), is_seed
+            self._fit.data = data_number.DataNumber(checksum(), is_seed)
 
     def begin_data(self, size, skips):
         """Called when the data of a call is known; see `FitPosition.begin`."""
@@ -362,7 +363,7 @@ class ChiefDecisions:
                 reached=fit_progress.begun(fit.number),
                 rates=fit.own_rates(),
                 version=self._version(),
-                data=fit.data,
+                data=fit.data.value,
             )
             # From now on BackupAndRestore writes anew what they read, and
             # ClusterCheckpoint saves later epochs. (In the first call others
@@ -434,7 +435,7 @@ class ChiefDecisions:
         if told.number != fit.number:
             return
         fit.told = told
-        self._warned_of_data = self._warned_of_data or fit.warns_of_data(told)
+        self._warned_of_data = self._warned_of_data or fit.data.warns(told.data)
         if told.stopped == fit.number:
             fit.stopped = True
             fit.model.stop_training = True

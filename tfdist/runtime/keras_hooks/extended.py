@@ -273,7 +273,7 @@ class ParameterServerExtended(one_replica.WorkerExtended):
             dataset,
             self._config,
             before,
-            self._runtime.chief_decisions.note_data,
+            self._runtime.note_data,
             self._runtime.chief_decisions.begin_data,
             self._runtime.work.data,
         )

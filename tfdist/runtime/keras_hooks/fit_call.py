@@ -9,6 +9,7 @@ from tfdist import model_optimizers
 from tfdist import private_keras_building
 from tfdist import private_keras_calls
 from tfdist.cluster import fit_progress
+from tfdist.data_shares import data_number
 
 
 class FitCall:
@@ -33,9 +34,7 @@ class FitCall:
         self.calls_within = 0, 0
         # Whether Keras has taken its last step.
         self.has_ended = False
-        # A number of the first batch of all, or of the seed of the order; 0
-        # where neither is compared.
-        self.data, self.data_is_seed = 0, False
+        self.data = data_number.DataNumber()
         # Whether it has come to its first step.
         self.has_begun = False
         # Whether it has begun its first step.
@@ -51,36 +50,6 @@ class FitCall:
     def model(self):
         """The `keras.Model`."""
         return self._model()
-
-    def warns_of_data(self, told):
-        """Warns of data that is not what the chief shares out.
-
-        Args:
-          told: The chief's `Word`.
-
-        Returns:
-          Whether it has.
-        """
-        if not (self.data and told.data) or self.data == told.data:
-            return False
-        if self.data_is_seed:
-            logging.warning(
-                "This worker shuffles the data with another seed than the "
-                "chief: their shares overlap, so that some examples are "
-                "trained on twice and others not at all. Set the same seed on "
-                "all workers (keras.utils.set_random_seed). Random numbers of "
-                "layers differ between workers all the same."
-            )
-            return True
-        logging.warning(
-            "The first batch of the PyDataset is another one here than on the "
-            "chief. Each worker trains on every Nth batch: if they come in "
-            "another order here, some are trained on twice and others not at "
-            "all. Draw the order from the number of the epoch, so that looking "
-            "at the data (`evaluate`, `adapt`) does not change it. If the "
-            "same examples are only augmented in another way, all is well."
-        )
-        return True
 
     def find_rates(self):
         """Takes note of the learning rates of all optimizers.

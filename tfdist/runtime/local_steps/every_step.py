@@ -20,7 +20,7 @@ class EveryStep:
     watch = flush = finish = show_anchor = own_parts = nothing
     follow = after_pull = adopt_given = nothing
     in_period = empty_list
-    before_read = after_write = tidy = let_go = nothing
+    before_read = after_write = tidy = let_go = note_data = nothing
 
     def __init__(self, runtime):
         self._runtime = runtime

@@ -234,6 +234,10 @@ class Local:
                 inner.speeds.begin()
         self._communication.begin_fit(self, call, frame)
 
+    def note_data(self, checksum, is_seed):
+        """Takes note of the data of a call; see `FitCalls.note_data`."""
+        self._communication.note_data(checksum, is_seed)
+
     def call_in_fit(self, call, function, *args):
         """Calls a `train_function` of Keras.
 
@@ -390,16 +394,20 @@ class Local:
 
         Args:
           spread: Callable that brings them.
+
+        Returns:
+          What it does.
         """
         self._runtime.commit()
         before = [(v, read_replica(v)) for v in self._kept_parameters()]
-        spread()
+        result = spread()
         kept = {
             variable.ordinal
             for variable, value in before
             if tf.reduce_all(tf.equal(read_replica(variable), value))
         }
         self._own_values.adopt(kept)
+        return result
 
     def _kept(self):
         """Ordinals of parameters of which own weights stay, a set."""

@@ -50,6 +50,10 @@ class RingCommunication:
         self._engine.local = local
         self._engine.fits.watch(frame, call)
 
+    def note_data(self, checksum, is_seed):
+        """All are told whether the chief's is another one."""
+        self._engine.fits.note_data(checksum, is_seed)
+
     def call_in_fit(self, local, function, *args):
         """All end their epochs together."""
         return self._engine.fits.call(function, *args)

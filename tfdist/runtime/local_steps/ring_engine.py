@@ -140,7 +140,7 @@ class RingEngine:
         self._adopt(Moment.STEP, self._rates([optimizer]), settings)
         self._has_begun = True
 
-    def adopt_model(self, moment, model, optimizers=()):
+    def adopt_model(self, moment, model, optimizers=(), data=0):
         """Gives all workers the chief's values; see `Engine`."""
         if moment is Moment.FIT and (self.fits.is_running or self.is_open()):
             # Of a loop before, or of the call of `fit` around this one.
@@ -149,13 +149,11 @@ class RingEngine:
         settings = self.fits.settings(moment, optimizers)
         self.local.show_anchor()
 
-        def adopt():
-            self._adopt(moment, rates, settings)
-
-        if self._has_begun:
-            self.local.take_over(adopt)
-        else:
-            self._consistency.adopt(moment, rates, settings)
+        if not self._has_begun:
+            return self._consistency.adopt(moment, rates, settings, data)
+        return self.local.take_over(
+            lambda: self._adopt(moment, rates, settings, data)
+        )
 
     def _rates(self, optimizers):
         """Their rates that the chief decides, a list of variables."""
@@ -165,10 +163,13 @@ class RingEngine:
             for rate in self._ring.rates_of(optimizer)
         ]
 
-    def _adopt(self, moment, rates, settings):
+    def _adopt(self, moment, rates, settings, data=0):
         values = self._read(moment)
-        self._consistency.adopt(moment, [*values, *rates], settings)
+        chiefs = self._consistency.adopt(
+            moment, [*values, *rates], settings, data
+        )
         self._values.write(values)
+        return chiefs
 
     def _read(self, moment):
         return self._values.read(

@@ -69,6 +69,9 @@ class ServerCommunication:
     def check_eager(self):
         """Refuses eager steps where they cannot be exchanged: not here."""
 
+    def note_data(self, checksum, is_seed):
+        """Takes note of the data of a call: servers tell of the chief's."""
+
     def begin_fit(self, local, call, frame):
         """Called when a call of `fit` has begun, maybe within another one.
 
