@@ -72,6 +72,35 @@ class PeerUpdate(NamedTuple):
         return sum(array.nbytes for array in self)
 
 
+class Packed(NamedTuple):
+    """Messages that travel together: four arrays cost less than many.
+
+    Attributes:
+      headers: `(k, 9 + num_workers)` int64, one row for each of k messages.
+      sizes: `(k, 2)` int64, the elements of its values and of its data.
+      values: The values of all, one after another.
+      data: The data of all.
+    """
+
+    headers: object
+    sizes: object
+    values: object
+    data: object
+
+
+def pack(updates):
+    """Returns the `Packed` of a list of `PeerUpdate`s."""
+    headers, values, data = zip(*updates, strict=True)
+    sizes = [[len(v), len(d)] for v, d in zip(values, data, strict=True)]
+    return Packed(
+        np.stack(headers),
+        np.array(sizes, np.int64),
+        # Without a copy of what may be the whole model.
+        values[0] if len(values) == 1 else np.concatenate(values),
+        data[0] if len(data) == 1 else np.concatenate(data),
+    )
+
+
 def dtypes(dtype):
     """The dtypes of a message of a vector of `dtype`, a list."""
     _, *vectors = base.message_dtypes(dtype)
@@ -141,24 +170,34 @@ class Queue:
             handle=self.handle(), cancel_pending_enqueues=True
         )
 
-    def put_if(self, updates, condition, num_workers):
-        """Builds an enqueueing that does not wait.
+    def put_if(self, packed, condition, num_workers):
+        """Builds an enqueueing of messages that does not wait.
 
         Args:
-          updates: List of the tensors of `PeerUpdate`s: all or none.
+          packed: The tensors of a `Packed`: all its messages or none.
           condition: Scalar bool.
           num_workers: Number of workers: all may look at the same moment.
 
         Returns:
           Whether they were enqueued, a scalar bool.
         """
+        headers, sizes, values, data = packed
         room = TOGETHER * num_workers
 
+        def put_next(k, value, byte):
+            end, last = tf.unstack(tf.stack([value, byte]) + sizes[k])
+            message = headers[k], values[value:end], data[byte:last]
+            with tf.control_dependencies([self.put(message)]):
+                return k + 1, end, last
+
         def put():
-            done = []
-            for update in updates:
-                with tf.control_dependencies(done):
-                    done = [self.put(update)]
+            number = tf.shape(headers)[0]
+            done = tf.while_loop(
+                lambda k, *_: k < number,
+                put_next,
+                (0, *tf.unstack(tf.zeros([2], tf.int64))),
+                parallel_iterations=1,
+            )
             with tf.control_dependencies(done):
                 return tf.constant(True)
 

@@ -1,6 +1,5 @@
 """The thread that sends updates to one other worker."""
 
-import itertools
 import threading
 import time
 
@@ -62,9 +61,8 @@ class PeerSender:
         self._stop = self._told = 0
         self._probes = False
         self._closes = self._has_ended = False
-        self._session = None
-        # By number of messages.
-        self._calls = {}
+        # A session with the receiver, and the call that sends a `Packed`.
+        self._session = self._call = None
         self.delivered = self.lost = 0
         self.repeated = 0
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -237,10 +235,7 @@ class PeerSender:
             self._in_flight = []
 
     def _send(self, updates):
-        number = len(updates)
-        if number not in self._calls:
-            self._calls[number] = self._build_call(number)
-        return self._calls[number](*itertools.chain(*updates))
+        return self._call(*messages.pack(updates))
 
     def _look(self, membership):
         """Looks at what the receiver says of itself, and of this worker."""
@@ -275,37 +270,33 @@ class PeerSender:
         self._session = sessions.open_session(
             *self._roster.places[self.worker], self._graph, deadline
         )
+        self._call = self._build_call()
 
-    def _build_call(self, number):
-        """A callable of the tensors of `number` messages, one by one."""
+    def _build_call(self):
+        """A callable of the arrays of a `Packed`."""
         _, job, task = self._roster.places[self.worker]
         length = messages.header_length(self._roster.num_workers)
+        header, values, data = self._queue.dtypes
         with (
             self._graph.as_default(),
             tf.device(f"/job:{job}/replica:0/task:{task}/device:CPU:0"),
         ):
-            updates = [
-                [
-                    tf.compat.v1.placeholder(dtype, shape)
-                    for dtype, shape in zip(
-                        self._queue.dtypes,
-                        [[length], [None], [None]],
-                        strict=True,
-                    )
-                ]
-                for _ in range(number)
-            ]
+            packed = messages.Packed(
+                tf.compat.v1.placeholder(header, [None, length]),
+                tf.compat.v1.placeholder(tf.int64, [None, 2]),
+                tf.compat.v1.placeholder(values, [None]),
+                tf.compat.v1.placeholder(data, [None]),
+            )
             membership = board.build_membership(self._roster.name)
             done = self._queue.put_if(
-                updates,
+                packed,
                 tf.equal(membership[0], self._incarnation),
                 self._roster.num_workers,
             )
-        feeds = [*itertools.chain(*updates)]
-        return self._session.make_callable([done, membership], feeds)
+        return self._session.make_callable([done, membership], [*packed])
 
     def _end_session(self):
         session, self._session = self._session, None
-        self._calls.clear()
+        self._call = None
         if session is not None:
             sessions.close(session, self._roster.places[self.worker][0])
