@@ -29,8 +29,8 @@ def run(model, stages, x, training):
     for stage in stages:
         results, after = stage.run(
             [values[key] for key in stage.inputs],
-            [variable.value for variable in stage.weights],
-            [variable.value for variable in stage.state],
+            [variable.value.read_value() for variable in stage.weights],
+            [variable.value.read_value() for variable in stage.state],
             training=training,
         )
         values.update(zip(stage.outputs, results, strict=True))
@@ -39,9 +39,20 @@ def run(model, stages, x, training):
     return [values[key] for key in outputs], state
 
 
+class Fixed(layers.Layer):
+    """Never trains its part: Keras has those after it do as this part."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.part = layers.Identity()
+
+    def call(self, inputs):
+        return self.part(inputs, training=False)
+
+
 def functional():
     x = keras.Input((6,))
-    y = layers.BatchNormalization(name="norm")(x)
+    y = layers.BatchNormalization(name="norm")(Fixed()(x))
     y = layers.Dropout(0.5, seed=1, name="drop")(y)
     inner = keras.Sequential([layers.Dropout(0.5, seed=2)], name="inner")
     return keras.Model(x, layers.Dense(2, name="out")(inner(y)))
@@ -66,6 +77,18 @@ def test_layers_train_only_when_told_and_change_nothing():
     for variable in model.non_trainable_variables:
         np.testing.assert_allclose(changed[variable.path], variable, atol=1e-6)
     assert len(changed) == 4 and not np.allclose(still, moving)
+
+
+def test_a_weight_that_is_read_from_elsewhere_is_refused():
+    model = models.make("mlp")
+    kernel = model.layers[0].kernel
+    model.add(layers.Lambda(lambda x: x * keras.ops.sum(kernel), name="last"))
+    split = stages_lib.split(model, ["last"], DEVICES[:2])
+    with pytest.raises(ValueError, match=r"stage 1 \(last\) reads .*kernel"):
+        run(model, split, np.ones((2, 4), "float32"), training=True)
+    # In one stage with it, it has a gradient.
+    split = stages_lib.split(model, 1, DEVICES[:1])
+    run(model, split, np.ones((2, 4), "float32"), training=True)
 
 
 def test_frozen_weights_are_state():

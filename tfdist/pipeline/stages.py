@@ -130,8 +130,9 @@ class Stage:
         Raises:
           ValueError: An output carries a Keras mask, which the next stage
             would not see; a layer has called `add_loss`; a layer has
-            assigned a weight, or a variable that is none of its own; or it
-            draws random numbers that a repetition would not draw again.
+            assigned a weight, or a variable that is none of its own; it has
+            read a trainable variable that is none of its own; or it draws
+            random numbers that a repetition would not draw again.
         """
         own_state = self.state
         drawn = set(_random_operations()) if is_repeated else set()
@@ -149,10 +150,12 @@ class Stage:
             # A layer may be on another device: that of a replica, or of the
             # stage that calls it first. It would go there by itself.
             placed.replica_on(device or self.device),
+            tf.GradientTape() as read,
             scope,
         ):
             outputs = self._context(list(tensors), training=training)
         self._check(outputs, scope)
+        self._check_read(read.watched_variables())
         if is_repeated:
             self._check_random(set(_random_operations()) - drawn)
         after = [scope.get_current_value(variable) for variable in own_state]
@@ -171,6 +174,18 @@ class Stage:
             )
         return outputs, after
 
+    def _check_read(self, variables):
+        # Those of the stage are tensors here.
+        if variables:
+            raise ValueError(
+                f"A layer of stage {self.index} ({', '.join(self.names)}) "
+                f"reads the variable {variables[0].name!r}, which is no "
+                "attribute of a layer of the stage (such as a weight that a "
+                "Lambda takes from elsewhere): it would get no gradient. Make "
+                "it, or the layer that owns it, an attribute of the layer that "
+                "reads it; or a tf.Variable with trainable=False."
+            )
+
     def _check_random(self, drawn):
         if drawn:
             what = min(drawn).rsplit("/", 1)[-1]
@@ -187,8 +202,9 @@ class Stage:
         values = dict(zip(self.inputs, tensors, strict=True))
         for call in self._calls:
             args, kwargs = call.fill_in(values)
-            if isinstance(call.operation, keras.Layer) and "training" in kwargs:
-                # What it was when the functional model was put together.
+            if isinstance(call.operation, keras.Layer):
+                # What it was when the functional model was put together, or
+                # what a layer before has called its parts with.
                 kwargs["training"] = training
             results = call.operation(*args, **kwargs)
             values.update(
