@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 from tests.placement import zoo
 from tests.placement.graphs import nodes
 import tfdist
@@ -246,6 +247,30 @@ def test_a_placed_model_trains_with_servers_as_without():
         for _ in range(2):
             model.fit(x, y, batch_size=4, shuffle=False, verbose=0)
         found.append(model.get_weights())
+    for first, second in zip(*found, strict=True):
+        np.testing.assert_allclose(first, second, rtol=1e-6)
+
+
+@pytest.mark.parametrize("eagerly", nightly.also([False], [True]))
+def test_a_model_that_has_trained_with_servers_is_placed(eagerly):
+    """What has pulled and pushed the replicas finds them where they are."""
+    x, y = zoo.data("mlp", 8)
+    found = []
+    for strategy in (None, tfdist.AsyncStrategy()):
+        keras.utils.set_random_seed(3)
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            model, where = zoo.build("mlp")
+            model.compile(
+                "sgd",
+                "sparse_categorical_crossentropy",
+                run_eagerly=eagerly,
+            )
+        for moves in (False, True):
+            if moves:
+                placement.place(model, where)
+            model.fit(x, y, batch_size=4, shuffle=False, verbose=0)
+            loss = model.evaluate(x, y, verbose=0)
+        found.append([loss, *model.get_weights()])
     for first, second in zip(*found, strict=True):
         np.testing.assert_allclose(first, second, rtol=1e-6)
 

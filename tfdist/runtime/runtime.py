@@ -155,6 +155,12 @@ class Runtime:
         if variable.role.is_on_server:
             self.unused_models.was_made(variable)
 
+    def was_moved(self, variable):
+        """Called when the replica of a variable is on another device."""
+        if variable.role.is_on_server:
+            self.unused_models.was_made(variable)
+        self.store.forget_traced()
+
     def stamp_rows(self, table):
         """Makes the server keep the versions of the rows of `table`."""
         self.synchronizer.stamp_rows(table)

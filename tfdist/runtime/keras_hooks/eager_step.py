@@ -45,6 +45,7 @@ class EagerSteps:
     def __init__(self, runtime):
         self._runtime = runtime
         self._functions = _Functions()
+        runtime.store.traced.add(self._functions)
         self.variables = step_variables.StepVariables()
         # Code of steps that optimizers take.
         self._training = set()
@@ -307,6 +308,10 @@ class _Functions:
         while len(self._known) > _MOST_FUNCTIONS:
             self._known.popitem(last=False)
         self._known[key](*tensors)
+
+    def forget(self):
+        """Forgets all; what is called again is traced again."""
+        self._known.clear()
 
 
 class _Leaves:

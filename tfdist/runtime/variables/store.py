@@ -91,6 +91,11 @@ class ParameterStore(resources.Resources):
         """Calls what talks to servers; outlives servers that come back."""
         return self._owner.call(function, *args)
 
+    def forget_traced(self):
+        """Forgets what was traced: what is called again is traced again."""
+        for known in list(self.traced):
+            known.forget()
+
     # Variables.
 
     def worker_variable(self, value, name):

@@ -168,8 +168,7 @@ class UnusedModels:
             # Steps of others may swap what they hold with their shadows.
             self._empty(ordinals)
         store.variables.forget(ordinals)
-        for known in list(store.traced):
-            known.forget()
+        store.forget_traced()
         self._runtime.server_functions.forgot()
         self._let_go |= ordinals
 

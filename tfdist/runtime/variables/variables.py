@@ -275,7 +275,8 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
     def move_replica(self, device):
         """Moves the local replica to another device of this worker.
 
-        Before anything is traced that uses it; the primary stays where it is.
+        The primary stays where it is. What a user has traced with the replica
+        has to be traced again.
         """
         with tf.init_scope(), tf.device(device):
             # Not `tf.Variable`, which would ask the strategy to make it.
@@ -285,6 +286,7 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
         # What was traced with the old one fails rather than goes on with it.
         private_tensorflow.empty_variable(self.local_handle, self.dtype)
         self._handle = self._moved.handle
+        self._owner.was_moved(self)
 
     @property
     def device(self):
