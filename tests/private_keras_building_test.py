@@ -92,3 +92,14 @@ def test_it_is_known_what_a_first_step_has_yet_to_build():
     assert private_keras_building.is_built(model)
     model.built = False
     assert not private_keras_building.is_built(model)
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [("full", True), ("activations", False), (None, False)],
+)
+def test_layers_that_are_computed_again_are_known(mode, expected):
+    with keras.RematScope(mode):
+        layer = keras.layers.Dense(1, "relu")
+    assert private_keras_building.is_rematerialized(layer) is expected
+    assert not private_keras_building.is_rematerialized(keras.layers.Dense(1))

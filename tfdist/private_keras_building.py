@@ -77,6 +77,20 @@ def is_built(model):
     return not unbuilt_layers(model)
 
 
+def is_rematerialized(layer):
+    """Whether Keras may compute a layer again for its gradient.
+
+    A layer made in a `keras.RematScope` says so nowhere else. Where only
+    activations are computed again, its weights are not concerned.
+
+    Args:
+      layer: A `keras.Layer`.
+    """
+    private_keras.require(layer, "_remat_mode")
+    mode = layer._remat_mode
+    return bool(mode) and mode.mode not in (None, "activations")
+
+
 class _BuiltInFirstStep:
     """A mixin: a model that Keras builds nothing of before its steps."""
 

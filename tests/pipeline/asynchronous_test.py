@@ -404,3 +404,27 @@ def test_saturated_outputs_of_earlier_stages_are_trained(run_eagerly):
         trained.append(model.get_weights())
     for one, two in zip(*trained, strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-12)
+
+
+def test_what_is_under_way_is_none_of_what_follows(tmp_path):
+    """Metrics that are reset, and a file that a function of Keras's writes."""
+    model = models.make("mlp")
+    pipelined.pipeline(model, ["b", "c"], micro_batches=1, schedule="pipedream")
+    model.compile(chains.sgd(), models.KINDS["mlp"].loss)
+    x, y, _ = models.data("mlp", 6)
+    for _ in range(3):
+        model.train_on_batch(x, y)
+    keras.saving.save_model(model, tmp_path / "model.keras")
+    for _ in range(3):
+        model.train_on_batch(x, y)
+    model.reset_metrics()
+    model.drain()
+    assert float(model.metrics[0].count) == 0
+    saved = keras.saving.load_model(tmp_path / "model.keras").get_weights()
+    again = models.make("mlp")
+    pipelined.pipeline(again, ["b", "c"], micro_batches=1, schedule="pipedream")
+    again.compile(chains.sgd(), models.KINDS["mlp"].loss)
+    for _ in range(3):
+        again.train_on_batch(x, y)
+    for one, two in zip(saved, again.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, two)

@@ -191,6 +191,17 @@ def test_stateful_layers_are_refused():
         model.compile("sgd", "mse")
 
 
+def test_layers_that_keras_computes_again_are_refused():
+    with keras.RematScope("full"):
+        again = layers.Dense(2, name="a")
+    model = keras.Sequential(
+        [keras.Input((2,)), again, layers.Dense(1, name="b")]
+    )
+    pipeline(model, ["b"])
+    with pytest.raises(ValueError, match="'a' was made in a keras.RematScope"):
+        model.compile("sgd", "mse")
+
+
 def test_subclassed_models_are_refused():
     model = Subclassed()
     model.build((None, 2))

@@ -13,6 +13,7 @@ from tfdist import checks
 from tfdist import dynamic_subclasses
 from tfdist import model_optimizers
 from tfdist import private_keras
+from tfdist import private_keras_building
 from tfdist.pipeline import asynchronous
 from tfdist.pipeline import micro_batches as micro_batches_lib
 from tfdist.pipeline import schedules
@@ -267,6 +268,12 @@ class _Pipeline:
                     "its state of the batch before, of as many examples, and "
                     "a pipeline cuts batches. Use stateful=False."
                 )
+            if private_keras_building.is_rematerialized(part.layer):
+                raise ValueError(
+                    f"Layer {part.layer.name!r} was made in a "
+                    "keras.RematScope: in a pipeline its weights would have no "
+                    "gradients. Use `recompute=True` of the pipeline instead."
+                )
         calls = [call.operation for call in stages_lib.calls_of(model)[0]]
         known = [x for stage in self.stages for x in stage.operations]
         if list(map(id, calls)) != list(map(id, known)):
@@ -369,6 +376,16 @@ class Pipelined(placed.PlacedModel):
         """As Keras's; at an epoch's end they count all of its examples."""
         self._tfdist_pipeline.drain()
         return super().get_metrics_result()
+
+    def reset_metrics(self):
+        """As Keras's."""
+        self._tfdist_pipeline.drain()
+        super().reset_metrics()
+
+    def save_own_variables(self, store):
+        """As Keras's, which `keras.saving.save_model` calls first."""
+        self._tfdist_pipeline.drain()
+        super().save_own_variables(store)
 
     def save(self, *args, **kwargs):
         """As Keras's."""
