@@ -137,7 +137,7 @@ def test_what_does_not_fit_together_is_refused(method, num_workers, message):
 def test_it_is_resolved_once_for_a_number_of_workers():
     method = registry.method("bmuf:synchronization=softsync(n=2)").resolve(8)
     assert method.synchronization.s == 4
-    assert method.local_steps.outer_optimizer().momentum == 1 - 1 / 8
+    assert method.local_steps.outer_optimizer().momentum == 1 - 1 / 4
     assert method.resolve(8) == method
     # Some of the workers are not there at the beginning.
     method = registry.method("bmuf").resolve(8, initial_workers=2)

@@ -204,6 +204,9 @@ class Decorated(keras.Sequential):
     @tf.function
     def train_step(self, data):
         result = super().train_step(data)
+        # After the optimizer's step.
+        kernel, _ = self.trainable_weights
+        kernel.assign(keras.ops.clip(kernel, -0.125, 0.125))
         if result["loss"] > 0.0:
             result["positive"] = tf.constant(1.0)
         else:
@@ -216,8 +219,9 @@ class Decorated(keras.Sequential):
     [
         tfdist.AllReduceStrategy,
         lambda: tfdist.ParameterAveragingStrategy(period=2),
+        tfdist.AsyncStrategy,
     ],
-    ids=["all_reduce", "local"],
+    ids=["all_reduce", "local", "servers"],
 )
 @pytest.mark.parametrize("eagerly", nightly.also([False], [True]))
 def test_a_train_step_that_is_a_function(strategy, eagerly):
@@ -228,7 +232,8 @@ def test_a_train_step_that_is_a_function(strategy, eagerly):
     before = model.get_weights()
     history = model.fit(X, Y, batch_size=6, verbose=0).history
     assert history["positive"] == [1.0]
-    assert not np.array_equal(before[0], model.get_weights()[0])
+    assert not np.array_equal(before[1], model.get_weights()[1])
+    assert np.max(np.abs(model.get_weights()[0])) <= 0.125
 
 
 @pytest.mark.parametrize("steps_per_execution", nightly.also([2], [1]))

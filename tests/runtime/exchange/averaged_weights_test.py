@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tests import nightly
 from tests.runtime.exchange import delay_test
+import tfdist
 
 STEPS, RATE, MOMENTUM = 150, 0.5, 0.99
 _runs = itertools.count()
@@ -48,7 +49,7 @@ class SumOfPredictions(keras.losses.Loss):
         return keras.ops.sum(y_pred, axis=-1)
 
 
-def virtual_workers(scaled):
+def virtual_workers(scaled, eagerly=False):
     """Two workers with one weight each, which begin with the same value."""
     run = f"averaged_weights_{next(_runs)}"
     workers = [delay_test.VirtualWorker(run, k) for k in range(2)]
@@ -62,7 +63,9 @@ def virtual_workers(scaled):
                     ),
                 ]
             )
-            worker.model.compile(averaging(scaled), SumOfPredictions())
+            worker.model.compile(
+                averaging(scaled), SumOfPredictions(), run_eagerly=eagerly
+            )
             worker.model.optimizer.build(worker.model.trainable_variables)
         worker.runtime.pull()
     return workers
@@ -112,3 +115,45 @@ def test_an_average_is_of_the_weights_on_the_server():
             [history[-1], average_of(history)],
             rtol=1e-5,
         )
+
+
+def test_an_eager_step_sends_the_change_of_the_average_that_it_has_pulled():
+    workers = virtual_workers(scaled=False, eagerly=True)
+    weight, average, pulled = 0.0, 0.0, [0.0, 0.0]
+    for number, k in enumerate([0, 0, 1, 0, 0, 1, 1, 0]):
+        inputs = tf.fill([1, 1], number + 1.0)
+        workers[k].model.train_on_batch(inputs, inputs)
+        weight -= RATE * (number + 1)
+        momentum = MOMENTUM if number else 0.0
+        average += (1 - momentum) * (weight - pulled[k])
+        pulled[k] = average
+    # Looked at now alone: whoever looks at an average has it.
+    np.testing.assert_allclose(
+        value_and_average(workers[0]), [weight, average], rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    "make",
+    nightly.also(
+        [tfdist.BoundedStalenessStrategy],
+        [tfdist.DCASGDStrategy, tfdist.AsyncStrategy],
+    ),
+)
+def test_an_average_of_one_worker_begins_with_its_first_weights(make):
+    with make().scope():
+        model = keras.Sequential(
+            [
+                keras.Input([1]),
+                keras.layers.Dense(
+                    1, use_bias=False, kernel_initializer="zeros"
+                ),
+            ]
+        )
+        model.compile(averaging(False), SumOfPredictions())
+    ones = np.ones([STEPS, 1], "float32")
+    model.fit(ones, ones, batch_size=1, verbose=0)
+    weights = -RATE * np.arange(1, STEPS + 1)
+    np.testing.assert_allclose(
+        model.get_weights()[0].item(), average_of(weights), rtol=1e-5
+    )

@@ -251,3 +251,41 @@ def test_weights_set_to_a_function_of_old_ones_keep_what_others_did():
         np.testing.assert_allclose(
             workers[k].weights(), server, rtol=2e-5, atol=2e-6
         )
+
+
+class Positive(keras.layers.Layer):
+    """Counts batches whose sum is positive."""
+
+    def build(self, shape):
+        self.number = self.add_weight(
+            shape=(), initializer="zeros", trainable=False
+        )
+
+    def call(self, x, training=False):
+        if training:
+            # A branch is not built again on a server.
+            more = keras.ops.cond(
+                keras.ops.sum(x) > 0,
+                lambda: self.number + 1.0,
+                lambda: self.number + 0.0,
+            )
+            self.number.assign(more)
+        return x
+
+
+def test_state_that_a_server_cannot_compute_keeps_what_others_did():
+    run = next(_runs)
+    workers = [
+        VirtualWorker(run, k).build(
+            lambda: keras.optimizers.SGD(RATE), [Positive]
+        )
+        for k in range(2)
+    ]
+    for worker in workers:
+        worker.runtime.pull()
+    known = batches(len(LATE), seed=0)
+    for k, (x, y) in zip(LATE, known, strict=True):
+        workers[k % 2].step(x, y)
+    workers[0].runtime.pull()
+    expected = sum(x.sum() > 0 for x, _ in known)
+    assert workers[0].model.layers[0].number.numpy() == expected > 2

@@ -97,6 +97,21 @@ def test_updates_in_a_branch_are_of_the_weights_that_a_step_has_set():
     assert float(model.w) == 4.0
 
 
+def test_a_counter_of_a_wrapper_is_raised_in_a_branch():
+    with tfdist.AsyncStrategy().scope():
+        model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+        wrapper = keras.optimizers.MultiOptimizer(
+            keras.optimizers.OptimizerMap(keras.optimizers.SGD(1.0))
+        )
+        model.compile(
+            keras.optimizers.LossScaleOptimizer(wrapper, initial_scale=1.0),
+            "mse",
+        )
+    for _ in range(2):
+        model.fit(X, X, verbose=0)
+    assert int(wrapper.iterations) == 2
+
+
 @pytest.mark.nightly
 def test_weights_set_between_two_steps_keep_what_others_did():
     def others(model):

@@ -54,7 +54,11 @@ def pulled_from(store, shard, records, iterations):
     fresh = {}
     for record in records:
         variable = record.variable
-        if variable.role not in _PULLED:
+        # Of an average in an eager step the change is sent.
+        is_change = variable.role is Role.SLOT and (
+            getattr(record, "kind", None) == "assign_add"
+        )
+        if variable.role not in _PULLED and not is_change:
             continue
         holders = (variable.shard, *(p.shard for p in variable.pieces))
         if shard in holders:

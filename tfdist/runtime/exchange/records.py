@@ -76,6 +76,12 @@ def is_projected_teacher(record):
     return has_plan and not one_replica.is_trainable(record.variable)
 
 
+def _is_of_state(record):
+    """Whether it assigns what no optimizer trains, and has no plan."""
+    is_new_value = record.kind == "assign" and record.plan is None
+    return is_new_value and record.variable.role is Role.STATE
+
+
 def pieces_on(shard, variable):
     """The pieces of `variable` on a server; `[None]` if it is whole."""
     if not variable.pieces:
@@ -110,6 +116,13 @@ def prepare(record, piece, *, live, lifter, buffer):
         lifter, live, buffer, record.variable, piece
     )
     if isinstance(record, Mutation):
+        if _is_of_state(record) and lifter.loses(
+            record.value, record.variable, live
+        ):
+            change = record.value - record.before
+            record = dataclasses.replace(
+                record, kind="assign_add", value=change
+            )
         if record.plan is None:
             take = resolve(record.value)
         else:

@@ -287,6 +287,9 @@ class Step:
             pending.averages.discard(variable.ordinal)
             if not pending.averages:
                 self._flush(graph)
+        elif variable.role is Role.ITERATIONS and graph is not self._root:
+            # Of a wrapper around others, in a branch: nothing follows.
+            self._flush(graph)
 
     def _before_step(self, pending, record):
         """The record of a parameter that is assigned before a step.
@@ -363,9 +366,9 @@ class Step:
                 names = sorted({r.variable.name for r in pending.records})
                 raise ProgramError(
                     "Variables with a primary on a server are assigned inside "
-                    f"a tf.cond or tf.while_loop of the step: {names}. Only "
-                    "an optimizer may do so. Assign them outside, for "
-                    "example with tf.where."
+                    "a tf.cond or tf.while_loop of the step, or a tf.function "
+                    f"that it calls: {names}. Only an optimizer may do so. "
+                    "Assign them outside, for example with tf.where."
                 )
         if self._root in self._pending and self._pending[self._root].records:
             self._flush(self._root)
@@ -400,10 +403,13 @@ class Step:
 
         In an exchange of their own, averages would miss the update if another
         worker's comes in between. A server computes them of what it has; an
-        eager step sends what this worker has pulled.
+        eager step sends the change of what this worker has pulled.
         """
         pending = self._pending[graph]
-        averages = set() if self.is_eager else _averages_of(pending.optimizer)
+        averages = set()
+        # A log counts a step before it does what else comes with its gradient.
+        if not (self.is_eager or self._runtime.coordination.has_log):
+            averages = _averages_of(pending.optimizer)
         if averages:
             pending.averages = averages
             pending.settled = len(graph.get_operations())

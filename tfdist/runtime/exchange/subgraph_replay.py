@@ -124,6 +124,19 @@ class Lifter:
         ordered = sorted(seen.values(), key=lambda op: self._order[op.name])
         return Plan(tuple(ordered), tuple(inputs.values()), value)
 
+    def loses(self, value, variable, live):
+        """Whether a value is made of a variable by what cannot be built again.
+
+        Sent as it is, it would undo what others have done to the variable.
+
+        Args:
+          value: A tensor of the graph.
+          variable: A `ReplicaVariable` that it is assigned to.
+          live: As of `plan`.
+        """
+        reach = self._reach.get(value.op.name, frozenset())
+        return variable.ordinal in reach and self.plan(value, live) is None
+
     def build(self, plan, sent, section):
         """Builds the copies in the current device and control scope.
 

@@ -19,6 +19,7 @@ from tfdist.runtime.keras_hooks import eager_step
 from tfdist.runtime.keras_hooks import evaluations
 from tfdist.runtime.keras_hooks import new_tables
 from tfdist.runtime.variables.variables import ReplicaVariable
+from tfdist.runtime.variables.variables import Role
 from tfdist.runtime.variables.variables import active
 from tfdist.saving import models
 
@@ -89,9 +90,7 @@ class ParameterServerExtended(one_replica.WorkerExtended):
             fn, tf.types.experimental.PolymorphicFunction
         ):
             return self._store.call(self._trace(fn), args, kwargs)
-        if self._runtime.local.keeps_own_values and isinstance(
-            fn, tf.types.experimental.PolymorphicFunction
-        ):
+        if isinstance(fn, tf.types.experimental.PolymorphicFunction):
             # As part of this function: what a step does is followed here.
             fn = private_tensorflow.inlined(fn)
         with one_replica.ReplicaContext(strategy, replica_id_in_sync_group=0):
@@ -249,14 +248,18 @@ class ParameterServerExtended(one_replica.WorkerExtended):
                     return None  # Servers hold what came of it, or later.
                 with self._runtime.collective_writes():
                     return fn(var, *args, **kwargs)
-            if self._config.num_workers == 1 and tf.executing_eagerly():
+            if (
+                self._config.num_workers == 1
+                and tf.executing_eagerly()
+                and var.role is not Role.TABLE
+            ):
                 # Each assignment goes to the servers by itself.
                 return fn(var, *args, **kwargs)
             raise ProgramError(
                 f"An update of {var.name!r} outside strategy.run: with several "
-                "workers, and inside a tf.function, an optimizer's step must "
-                "be part of a step to be sent to the servers. Call it as "
-                "strategy.run(step_fn)."
+                "workers, with tables, and inside a tf.function, an "
+                "optimizer's step must be part of a step to be sent to the "
+                "servers. Call it as strategy.run(step_fn)."
             )
         active.step.update(var, fn, tuple(args), kwargs)
         return None
