@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests import nightly
 from tests.runtime.exchange.delay_test import VirtualWorker
 from tfdist.runtime.coordination import coordination
 from tfdist.runtime.coordination import own_rows
@@ -192,3 +193,29 @@ def test_adam_takes_one_step_for_each_worker_that_has_the_row():
             rows_of(worker), np.repeat(rows[:, None], WIDTH, 1), rtol=1e-5
         )
         assert int(worker.model.optimizer.iterations.numpy()) == STEPS
+
+
+@pytest.mark.parametrize("has_weight", nightly.also([False], [True]))
+def test_who_pulls_has_the_newest_of_a_model_of_tables_alone(has_weight):
+    run = f"tables alone {next(_runs)}"
+    tables = table.TableSettings(from_bytes=4 * ROWS * WIDTH)
+    workers = [VirtualWorker(run, k, tables=tables) for k in range(2)]
+    for worker in workers:
+        parts = [
+            keras.Input((IDS.shape[1],), dtype="int32"),
+            keras.layers.Embedding(ROWS, WIDTH),
+            keras.layers.Flatten(),
+        ]
+        if has_weight:
+            parts.append(keras.layers.Dense(1))
+        with worker.scope():
+            worker.model = keras.Sequential(parts)
+            worker.model.compile("sgd", lambda _, y: y[:, 0])
+            worker.model.optimizer.build(worker.model.trainable_variables)
+        worker.runtime.pull()
+    for _ in range(3):
+        workers[0].model.train_on_batch(IDS, IDS)
+    other = workers[1].runtime
+    assert int(other.store.pulled_version(0)) == 0
+    other.pull()
+    assert int(other.store.pulled_version(0)) == 3

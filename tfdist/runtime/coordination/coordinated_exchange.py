@@ -261,7 +261,12 @@ class CoordinatedExchange(exchange.ExchangeBuilder):
             return True
 
         def current_part():
-            done = tf.cond(accepted, replay, discard)
+            # Whoever is told to stop while it waits does not hear whether its
+            # gradient counts.
+            counts = accepted
+            if request.finite is not None:
+                counts = accepted & request.finite
+            done = tf.cond(counts, replay, discard)
             with section.entered():
                 staged.free(void)
             return done

@@ -50,15 +50,18 @@ class Refresh:
         found = []
         for shard in range(store.num_shards):
             here = copies.primary_on(store, shard, variables)
-            if here or together:
+            is_fresh = any(v.role is Role.PARAMETER for v, _ in here) or (
+                self._has_tables_alone(shard, variables)
+            )
+            if here or together or is_fresh:
                 read = self._read_under_lock(
                     shard, here, locks[shard], held, marks[shard : shard + 1]
                 )
-                found.append((shard, here, *read))
+                found.append((shard, here, is_fresh, *read))
         # As a whole or not at all, see `pull_response.all_here`.
         arrived = [
             tensor.op
-            for _, _, values, totals, counts, updates in found
+            for *_, values, totals, counts, updates in found
             for tensor in (*values, *totals, *counts, *updates)
         ]
         all_here = resources.one_after(arrived, store.worker_device)
@@ -67,24 +70,38 @@ class Refresh:
         with tf.device(store.worker_device):
             return [tf.identity(mark) for mark in marks]
 
+    def _has_tables_alone(self, shard, variables):
+        """Whether a server has no weights but rows, which are always fresh.
+
+        Args:
+          shard: Number of the server.
+          variables: Those that are refreshed. An optimizer's new slots are not
+            what gradients were computed from.
+        """
+        every = copies.primary_on(self._store, shard, self._store.variables)
+        return any(
+            v.role is Role.TABLE and not v.is_slot for v in variables
+        ) and (not any(v.role is Role.PARAMETER for v, _ in every))
+
     def _put_all(self, found):
         """Puts what has been read into the replicas.
 
         Args:
-          found: List of number of a server, pairs of variable and piece, and
+          found: List of number of a server, pairs of variable and piece,
+            whether all that gradients are computed from there is fresh, and
             what `_read_under_lock` has returned for them.
         """
         store, pieces = self._store, {}
         for ledger in self.ledgers:
             ledger.forget_row_counts()
-        for shard, here, values, totals, counts, updates in found:
+        for shard, here, is_fresh, values, totals, counts, updates in found:
             for (variable, piece), value in zip(here, values, strict=True):
                 if piece is None:
                     self._put(variable, value)
                 else:
                     known = pieces.setdefault(variable.ordinal, {})
                     known[piece.number] = value
-            if any(v.role is Role.PARAMETER for v, _ in here):
+            if is_fresh:
                 version, writes = totals
                 store.set_pulled_version(shard, version)
                 store.set_pulled_writes(shard, writes)
