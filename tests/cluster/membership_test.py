@@ -282,15 +282,12 @@ def test_whom_a_server_does_not_know_yet_is_as_known_before(monkeypatch):
     membership.leave(done)
 
 
-@pytest.mark.parametrize("busy", [False, True])
-def test_a_process_that_was_lost_with_the_first_server_is_told_of(
-    monkeypatch, busy
-):
-    """Its worker's next one is there before another member can tell.
+LOCAL = "/job:localhost/replica:0/task:0/device:CPU:0"
 
-    Which does so with a heartbeat while its main thread is busy.
-    """
-    device = "/job:localhost/replica:0/task:0/device:CPU:0"
+
+@pytest.fixture
+def functions(monkeypatch):
+    """Stands for functions on a server, which is this process; their class."""
 
     class Function:
         life = 1
@@ -302,7 +299,7 @@ def test_a_process_that_was_lost_with_the_first_server_is_told_of(
                 tf.function, input_signature=signature, autograph=False
             )
             def built(*arguments):
-                with tf.device(device):
+                with tf.device(LOCAL):
                     return build(*arguments) or []
 
             self._built = built
@@ -319,14 +316,58 @@ def test_a_process_that_was_lost_with_the_first_server_is_told_of(
     monkeypatch.setattr(server_client.ServerClient, "function", function)
     monkeypatch.setattr(sessions, "listens", lambda *_: True)
     monkeypatch.setattr(member_table, "HEARTBEAT_SECONDS", 0.01)
+    return Function
+
+
+def test_a_process_that_comes_to_nothing_is_not_what_its_next_one_follows(
+    functions,
+):
+    config = cluster(OLD)
+    names = member_table.names_of(config)
+    member_table.MemberTable(LOCAL, names).create()
+    # How far each process comes, and where the next one is to go on.
+    processes = {
+        "trains": ((1, 3), (1, 3)),
+        "fails": (None, (1, 3)),
+        "fails, too": (None, (1, 3)),
+        "goes on": ((1, 5), (1, 5)),
+        "has another call": ((2, 4), (2, 4)),
+        "fails in the call before": ((1, 0), (2, 4)),
+    }
+    followed = []
+    for come_to, _ in processes.values():
+        member = membership_lib.Membership(config, [LOCAL])
+        member.wait_until_entered(60.0, mend=lambda: None)
+        followed.append((member.former.word.number, member.former.word.epoch))
+        if come_to is not None:
+            number, epoch = come_to
+            member.fits.tell(reached=fit_progress.begun(number), epoch=epoch)
+        # Others see no more than what it has come to itself.
+        member.leave(member_table.MemberState.FAILED)
+        assert member.read()[0].word == member.told()
+    last = membership_lib.Membership(config, [LOCAL])
+    last.wait_until_entered(60.0, mend=lambda: None)
+    followed.append((last.former.word.number, last.former.word.epoch))
+    last.leave(member_table.MemberState.FINISHED)
+    assert followed == [(0, 0), *(place for _, place in processes.values())]
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_process_that_was_lost_with_the_first_server_is_told_of(
+    monkeypatch, functions, busy
+):
+    """Its worker's next one is there before another member can tell.
+
+    Which does so with a heartbeat while its main thread is busy.
+    """
     spec = {"ps": (OLD,), "worker": ("localhost:3", "localhost:4")}
     chief, other = (
         cluster_config.ClusterConfig(spec, "worker", k) for k in range(2)
     )
-    table = member_table.MemberTable(device, member_table.names_of(chief))
+    table = member_table.MemberTable(LOCAL, member_table.names_of(chief))
     table.create()
     going, lost = (
-        membership_lib.Membership(config, [device]) for config in (chief, other)
+        membership_lib.Membership(config, [LOCAL]) for config in (chief, other)
     )
     for member in (going, lost):
         member.wait_until_entered(60.0, mend=lambda: None)
@@ -345,9 +386,9 @@ def test_a_process_that_was_lost_with_the_first_server_is_told_of(
     paused = threading.Event()
     going._keep = paused.set
     assert paused.wait(60.0)
-    Function.life = 2
+    functions.life = 2
     table.create()
-    back = membership_lib.Membership(other, [device])
+    back = membership_lib.Membership(other, [LOCAL])
     back.wait_until_entered(60.0, mend=lambda: None)
     monkeypatch.setattr(membership_lib, "_TOLD_SECONDS", 0.0)
     back.find_former()

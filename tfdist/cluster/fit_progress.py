@@ -100,8 +100,9 @@ class Word:
 
 
 _INTS = [f.name for f in dataclasses.fields(Word) if f.name != "rates"]
-# Numbers of a `Word`.
+# Numbers of a `Word`, and which of them is `reached`.
 SIZE = len(_INTS) + MAX_RATES
+REACHED = _INTS.index("reached")
 
 
 def begun(number):

@@ -14,14 +14,16 @@ from tfdist.cluster import fit_progress
 from tfdist.cluster import step_figures
 
 _NAME = "tfdist/members"
-# Of the same form: rows that a server had before it was started again.
-_FORMER_NAME = "tfdist/former_members"
+# Of the same form: rows that a server had before it was started again; and of
+# each member the process that came furthest of those that others have followed.
+FORMER_NAME = "tfdist/former_members"
 # Of each member, the process that has put back what it knew of such rows.
 _TOLD_NAME = "tfdist/told_members"
 # State, seen, arrivals, entered, life, barriers; what it tells of its training;
 # its figures.
 _OWN_COLUMNS = 6
 _SEEN, _ENTERED, _LIFE, _BARRIERS = 1, 3, 4, 5
+_REACHED = _OWN_COLUMNS + fit_progress.REACHED
 _WORD_END = _OWN_COLUMNS + fit_progress.SIZE
 _COLUMNS = _WORD_END + step_figures.SIZE
 # How many numbers `MemberTable.build_write` takes.
@@ -135,6 +137,10 @@ class MemberTable:
     def build_write(self, index, values):
         """Builds, in the scope's device: a member has been seen now.
 
+        What the table has of an earlier process of the member is kept among
+        former rows, if no process before has come further: the next one may
+        end before it comes to where this one was.
+
         Args:
           index: Number of its row.
           values: Its `MemberState`, its arrivals (see `Member`), the seconds
@@ -150,9 +156,20 @@ class MemberTable:
         )
         own = tf.stack([values[0], now, values[1], entered, life])
         row = tf.concat([own, values[4:]], 0)
-        tf.raw_ops.ResourceScatterUpdate(
-            resource=self._handle(), indices=[index], updates=[row]
+        furthest = self._build_all(FORMER_NAME)[index, _REACHED]
+        stays = tf.not_equal(before[_LIFE], life)
+        stays &= before[_REACHED] >= tf.maximum(furthest, 1.0)
+        kept = tf.raw_ops.ResourceScatterUpdate(
+            resource=self._handle(FORMER_NAME),
+            # None: what is put back meanwhile lasts.
+            indices=tf.boolean_mask([index], [stays]),
+            updates=tf.boolean_mask([before], [stays]),
         )
+        # Last: whoever follows looks here first.
+        with tf.control_dependencies([kept]):
+            tf.raw_ops.ResourceScatterUpdate(
+                resource=self._handle(), indices=[index], updates=[row]
+            )
 
     def put_back_signature(self):
         """The signature of `build_put_back`, a list of `tf.TensorSpec`."""
@@ -178,7 +195,7 @@ class MemberTable:
         later = tf.where(known, tf.timestamp() - then, 0.0)
         rows += later[:, None] * tf.one_hot(_SEEN, _COLUMNS, dtype=tf.float64)
         life, done = self._build_all()[index, _LIFE], []
-        for name in (_NAME, _FORMER_NAME):
+        for name in (_NAME, FORMER_NAME):
             lacking = known & tf.equal(self._build_all(name)[:, 0], 0.0)
             indices = tf.where(lacking)[:, 0]
             done.append(
@@ -278,7 +295,7 @@ class MemberTable:
         with tf.device(self._device):
             before = [
                 tf.raw_ops.AssignVariableOp(
-                    resource=self._handle(_FORMER_NAME), value=empty
+                    resource=self._handle(FORMER_NAME), value=empty
                 ),
                 tf.raw_ops.AssignVariableOp(
                     resource=self._told(), value=empty[:, 0]
@@ -319,7 +336,7 @@ class MemberTable:
             has_told = tf.equal(told, self._build_all()[:, _LIFE])
             # After it: what they have told is there.
             with tf.control_dependencies([has_told]):
-                rows, now = self.build_rows(_FORMER_NAME)
+                rows, now = self.build_rows(FORMER_NAME)
         with tf.device(_here()):
             return tf.identity(rows), now + 0.0, tf.identity(has_told)
 

@@ -7,6 +7,7 @@ and connects to it.
 """
 
 import dataclasses
+import functools
 import os
 import threading
 import time
@@ -51,8 +52,9 @@ class Membership:
       row: Number of this worker's row.
       clients: A `ServerClient` for each server.
       tables: A `MemberTable` for each, for the main thread to read.
-      former: This worker's row of before its first beat, a `Member`: of an
-        earlier process, or never seen. None until then. See `find_former`.
+      former: This worker's row of before its first beat, a `Member`: of the
+        last of the earlier processes that have come furthest, or never seen.
+        None until then. See `find_former`.
       is_foreign: Whether the first server's table is that of another cluster
         or version. Nothing is written there.
       on_beat: Functions that are called after each beat at the first server,
@@ -78,6 +80,9 @@ class Membership:
         )
         table, first = self.tables[0], self.clients[0]
         self._look = first.function(table.build_rows, [])
+        self._look_at_former = first.function(
+            functools.partial(table.build_rows, member_table.FORMER_NAME), []
+        )
         # The first server's table for its next life: see `_keep`.
         self._look_to_keep = first.function(table.build_rows, [], True)
         # For the main thread, and for the heartbeat.
@@ -192,7 +197,14 @@ class Membership:
 
     def _look_first(self):
         try:
-            self.former = self.look()[self.row]
+            former = self.look()[self.row]
+            if former.life:
+                rows = self._look_at_former()
+                # It is seldom called.
+                self._look_at_former.close()
+                before = self.tables[0].members(*rows)[self.row]
+                former = max(former, before, key=lambda m: m.word.reached)
+            self.former = former
         except (ValueError, tf.errors.InvalidArgumentError):
             # It has rows of other workers, or other columns.
             self.is_foreign = True
