@@ -187,6 +187,25 @@ def test_another_worker_that_comes_back_begins_with_the_rates_of_the_chief():
     assert rates == [0.125]
 
 
+def test_who_comes_while_the_chief_starts_again_begins_with_it():
+    """And not where the others were when it came."""
+
+    def rows(chief, epoch):
+        word = fit_progress.Word(fit_progress.begun(1), epoch=epoch)
+        now, _, *unseen = table(chief, 0)
+        if chief:
+            now = dataclasses.replace(now, word=word)
+        return [now, dataclasses.replace(now, word=word), *unseen]
+
+    later = 3
+    worker = Worker(later, *[rows(0, 4)] * 3, rows(fit_progress.begun(1), 9))
+    worker.runtime.local = types.SimpleNamespace(keeps_own_values=False)
+    worker.model = keras.Sequential()
+    begin(worker)
+    worker.chief_decisions.begin_data(size=10, skips=True)
+    assert worker.model._initial_epoch == 9
+
+
 def test_rates_of_all_optimizers_of_a_model_are_known(caplog):
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(0.5), "mse")

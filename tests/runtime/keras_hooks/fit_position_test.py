@@ -126,6 +126,12 @@ def turns(worker, rows, former, initial_workers=3):
             row(reached=0),
             (0, 0),
         ),
+        "the chief has been started again and has not begun": (
+            1,
+            [row(reached=0), row(), row(6, 2)],
+            row(2, 1),
+            (6, 2),
+        ),
         "an exception has ended it here alone": (
             1,
             [row(4, 7), row(), row()],
@@ -157,6 +163,12 @@ def turns(worker, rows, former, initial_workers=3):
             (0, 0),
         ),
         "not expected": (2, [row(4, 7), row(), never()], never(), (4, 7)),
+        "not expected, and the chief has not begun": (
+            2,
+            [row(reached=0), row(4, 7), never()],
+            never(),
+            (4, 7),
+        ),
     }.values(),
 )
 def test_where_a_worker_goes_on(worker, rows, former, expected):

@@ -171,7 +171,8 @@ class ChiefDecisions:
         number = self._next_number(model)
         if self.is_chief:
             self._turns.wait_for_others(self._values.call_to_end(model, number))
-        elif number > 1:
+        elif number > 1 or not self._turns.is_expected():
+            # Who comes late goes on where all are when the chief is back.
             self._turns.wait_for_chief(
                 fit_progress.begun(number), f"to begin call {number} of fit"
             )

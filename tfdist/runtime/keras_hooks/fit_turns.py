@@ -84,7 +84,7 @@ class FitTurns:
           may_pass: Whether this one may be passed.
         """
         number = self._fits.number + 1
-        if not passes or (may_pass and not self._is_expected()):
+        if not passes or (may_pass and not self.is_expected()):
             return number
         others = [
             member.word.number
@@ -101,9 +101,9 @@ class FitTurns:
         """Position of the cluster in a call of `fit`, for who comes back to it.
 
         That is where the chief is, or the furthest of the others where it is
-        not there, and no less than this worker has done itself. Not of a
-        worker that is there for the first time and has been expected: what it
-        has to train on nobody else does.
+        not there or has yet to begin the call, and no less than this worker
+        has done itself. Not of a worker that is there for the first time and
+        has been expected: what it has to train on nobody else does.
 
         Args:
           number: The call's number.
@@ -112,7 +112,7 @@ class FitTurns:
           Tuple of epoch and batches of it, ints; `fit_progress.OVER` where the
           cluster has ended the call.
         """
-        if self._is_expected():
+        if self.is_expected():
             return (0, 0)
         rows = self._rows()
         words = [
@@ -120,8 +120,10 @@ class FitTurns:
             for worker, member in enumerate(rows)
             if worker != self._worker and self._counts(member)
         ]
-        if self._worker != CHIEF and self._counts(rows[CHIEF]):
-            words = [rows[CHIEF].word]
+        chief = rows[CHIEF]
+        has_begun = chief.word.reached >= fit_progress.begun(number)
+        if self._worker != CHIEF and has_begun and self._counts(chief):
+            words = [chief.word]
         places = [word.position(number) for word in words]
         former = self._membership.former
         if former is not None and former.state is not _NEVER_SEEN:
@@ -137,7 +139,7 @@ class FitTurns:
         Args:
           number: The call's number.
         """
-        is_first = self._is_expected() and not self._has_jumped
+        is_first = self.is_expected() and not self._has_jumped
         if self._counts_along or is_first:
             return
         rows = self._rows()
@@ -155,7 +157,7 @@ class FitTurns:
         """The chief's `Member`, as last heard of."""
         return self._rows()[CHIEF]
 
-    def _is_expected(self):
+    def is_expected(self):
         """Whether the cluster begins with this worker, here for the first time.
 
         What it has to train on nobody else does.
@@ -237,7 +239,7 @@ class FitTurns:
         """Whether the chief waits for this worker, between calls of `fit`."""
         # Of a process that has passed calls, counts do not compare yet: their
         # callbacks have not been there.
-        compare = self._counts_along or self._has_jumped or self._is_expected()
+        compare = self._counts_along or self._has_jumped or self.is_expected()
         return compare and self._membership.is_awaited_by(chief)
 
     def _counts(self, member):
