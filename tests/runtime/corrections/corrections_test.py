@@ -283,6 +283,33 @@ def test_momentum_of_a_worker_that_has_left_leaves_the_sum():
     )
 
 
+def test_momenta_begin_anew_where_a_snapshot_is_of_fewer_workers():
+    """What decides over their gradients does as well."""
+    run, method, made = f"corrections {next(_runs)}", Async(), "zero"
+    batches = delay_test.batches(9, seed=3)
+    workers = make_workers(run, 2, method, correction.DANA(made), "sgd")
+    for k, (x, y) in enumerate(batches[:3]):
+        workers[k % 2].step(x, y)
+    # As if their server was started again with what it holds.
+    workers = make_workers(run, WORKERS, method, correction.DANA(made), "sgd")
+    server = oracles.Server(
+        workers[0].weights(),
+        WORKERS,
+        oracles.DanaZero(WORKERS, RATE),
+        RULES["sgd"][1]().apply,
+    )
+    for k, (x, y) in zip([0, 2, 1, 2, 0, 1], batches[3:], strict=True):
+        staleness = workers[k].step(x, y)
+        gradient = delay_test.gradient(server.copies[k], x, y)
+        assert staleness == server.arrive(k, gradient)
+        np.testing.assert_allclose(
+            workers[k].weights(), server.copies[k], rtol=1e-4, atol=1e-5
+        )
+    assert workers[0].runtime.updates_applied() == [9]
+    counts = workers[0].runtime.coordination.counts()
+    assert [counts[f"worker {k}"]["accepted"] for k in range(3)] == [2, 2, 2]
+
+
 @pytest.mark.nightly
 def test_constrained_parameters_are_looked_ahead_too():
     """A constraint is an exchange of its own, after the optimizer's."""

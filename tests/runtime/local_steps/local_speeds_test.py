@@ -6,6 +6,7 @@ import types
 import pytest
 import tensorflow as tf
 
+from tests.runtime.exchange.delay_test import VirtualWorker
 from tfdist.runtime.local_steps import local
 from tfdist.runtime.local_steps import local_speeds
 
@@ -89,3 +90,17 @@ def test_a_call_within_a_period_does_not_begin_it_anew(has_steps):
     assert begun == ([] if has_steps else ["period"])
     # What is left is exchanged at the end of that one.
     assert worker.fit is outer
+
+
+def test_a_snapshot_of_another_number_of_workers_has_no_speeds():
+    """It lacks nothing else: a checkpoint is not put back for that."""
+    for number in (2, 3):
+        worker = VirtualWorker("speeds", 0)
+        runtime = worker.runtime
+        # A server that is started again holds what it has found.
+        runtime.recovery.wait_until_settled = lambda *_: True
+        made = local_speeds.Speeds(runtime.store, worker.scope, number, 0)
+        runtime.commit()
+        assert made.variable.numpy().tolist() == [[0.0, 0.0]] * number
+    assert runtime.synchronizer.has_joined
+    assert not runtime.synchronizer.has_added

@@ -176,7 +176,9 @@ class Coordination:
             return first
         name = ledger_lib.later_name(first.name, layout)
         # A worker that comes late finds what the others train by now.
-        if may_be_new or ledger_lib.is_held(self._store, name):
+        if may_be_new or ledger_lib.is_held(
+            self._store, name, len(self._names)
+        ):
             return self._ledger_named(name)
         return first
 

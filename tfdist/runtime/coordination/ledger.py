@@ -45,9 +45,10 @@ def ordinal_of(name):
     return int(name.split(LATER)[0])
 
 
-def is_held(store, name):
+def is_held(store, name, num_workers):
     """Whether there is a ledger of that name on the servers."""
-    return bool(agreement.left(store, f"{_NAME}/{name}/method"))
+    prefix = shared_state.prefix(name, num_workers)
+    return bool(agreement.left(store, f"{prefix}/method"))
 
 
 class Ledger:
@@ -102,9 +103,10 @@ class Ledger:
         self._mailboxes = wake_up_queues.WakeUpQueues(
             store, f"{_NAME}/{name}/mailbox", num_workers
         )
+        decides = shared_state.prefix(name, num_workers)
         self._shared = shared_state.SharedState(
             store,
-            f"{_NAME}/{name}",
+            decides,
             num_workers,
             attendance=attendance,
             mailboxes=self._mailboxes if method.waits else None,
@@ -134,7 +136,7 @@ class Ledger:
         self.agreement = agreement.Agreement(
             store,
             self.lock_name,
-            f"{_NAME}/{name}",
+            decides,
             f"synchronization={method!r}, {correction=!r}",
             self._create,
             self._is_made,

@@ -30,11 +30,16 @@ class OrphanedGradients:
         self._num_workers = num_workers
 
     def _staged(self, shard):
-        shape = [self._num_workers, _KEYS]
-        return self._resource(shard, "staged", tf.int64, shape)
+        return self._of_workers(shard, "staged", [_KEYS])
 
     def _freed(self, shard):
-        return self._resource(shard, "freed", tf.int64, [self._num_workers])
+        return self._of_workers(shard, "freed", [])
+
+    def _of_workers(self, shard, name, shape):
+        # A snapshot of another number of workers has none of this name.
+        name = f"{self._num_workers}/{name}"
+        shape = [self._num_workers, *shape]
+        return self._resource(shard, name, tf.int64, shape)
 
     def create(self, shard):
         """Builds, in the scope's device: no keys, where there are none yet."""

@@ -4,6 +4,8 @@ Their ledgers are freed with their models; what has become of the gradients of
 each worker is added up on the first server.
 """
 
+import re
+
 import numpy as np
 import tensorflow as tf
 
@@ -72,8 +74,11 @@ class RetiredGradientCounts:
         Returns:
           The operations.
         """
-        parts = [name.split("/") for name in names]
-        ledgers = [p[1] for p in parts if (p[0], *p[2:]) == ("ledger", "state")]
+        ledgers = [
+            name.split("/")[1]
+            for name in names
+            if re.fullmatch(f"ledger/[^/]+/{self._num_workers}/state", name)
+        ]
         if not ledgers:
             return []
         counts = self._build_counts(ledgers)
@@ -114,8 +119,10 @@ class RetiredGradientCounts:
             store.unlock(0, lock)
 
     def _handle(self):
+        # A snapshot of another number of workers has none of this name.
+        name = f"retired/{self._num_workers}"
         shape = [len(COUNTS), self._num_workers]
-        return self._store.resource(0, "retired", tf.int64, shape)
+        return self._store.resource(0, name, tf.int64, shape)
 
     def _build_read(self):
         store = self._store
@@ -137,7 +144,7 @@ class RetiredGradientCounts:
         for name in sorted(names):
             handle = shared_state.SharedState(
                 self._store,
-                f"ledger/{name}",
+                shared_state.prefix(name, self._num_workers),
                 self._num_workers,
                 attendance=None,
                 mailboxes=None,

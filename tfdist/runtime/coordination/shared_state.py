@@ -12,6 +12,19 @@ from tfdist.runtime.variables import resources
 from tfdist.synchronization import state as state_lib
 
 
+def prefix(ledger, num_workers):
+    """Prefix of the names of what decides in a ledger.
+
+    The state has a part for each worker. A snapshot of another number of
+    workers has nothing of these names: decisions begin anew.
+
+    Args:
+      ledger: Name of the `Ledger`.
+      num_workers: Number of workers.
+    """
+    return f"ledger/{ledger}/{num_workers}"
+
+
 class SharedState:
     """Builds what reads and changes the state of one ledger.
 

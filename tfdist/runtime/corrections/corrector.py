@@ -10,6 +10,7 @@ from tfdist.runtime.corrections.no_correction import NoCorrector
 from tfdist.runtime.corrections.parameter_correction import ParameterCorrection
 from tfdist.runtime.corrections.slots import ServerSlots
 from tfdist.runtime.corrections.slots import dtype_of
+from tfdist.runtime.corrections.slots import name_of
 from tfdist.runtime.corrections.slots import read
 from tfdist.runtime.corrections.worker_corrections import WorkerCorrections
 from tfdist.runtime.variables import copies as copies_lib
@@ -279,7 +280,7 @@ class Corrector:
         return ServerSlots(
             ledger,
             shard,
-            f"correction/{_name(variable, piece)}",
+            name_of(self._correction, variable, piece, self._num_workers),
             self.shapes(variable, piece),
             dtype_of(variable),
         )

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdist.runtime.coordination import ledger as ledger_lib
 from tfdist.runtime.corrections.slots import dtype_of
+from tfdist.runtime.corrections.slots import name_of
 from tfdist.runtime.variables.variables import Role
 
 ON_SERVERS = "correction/"
@@ -119,14 +120,15 @@ def write(store, corrector, variables, saved, num_workers):
         for counter, slots in _saved_of(variable, saved).items():
             slots = corrector.correction.for_workers(slots, num_workers)
             for shard, piece in store.copies_of(variable):
+                prefix = name_of(
+                    corrector.correction, variable, piece, num_workers
+                )
                 for name, value in slots.items():
                     axis = _axis(corrector, variable, piece, name)
                     if axis is not None:
                         rows = range(piece.first, piece.first + piece.rows)
                         value = np.take(value, rows, axis)
-                    placed.append(
-                        (shard, f"{counter}/{_suffix(variable, piece)}/{name}")
-                    )
+                    placed.append((shard, f"{counter}/{prefix}/{name}"))
                     values.append(tf.constant(value, dtype_of(variable)))
     if not values:
         return
@@ -161,11 +163,6 @@ def write(store, corrector, variables, saved, num_workers):
                 store.unlock(shard, lock)
 
     tf.function(build, autograph=False)(values)
-
-
-def _suffix(variable, piece):
-    number = "" if piece is None else f"/{piece.number}"
-    return f"correction/{variable.ordinal}{number}"
 
 
 def _saved_of(variable, saved):

@@ -118,6 +118,25 @@ def dtype_of(variable):
     return tf.float32 if variable.dtype.size < 4 else variable.dtype
 
 
+def name_of(correction, variable, piece, num_workers):
+    """Name of the slots of a variable or piece of it, in a ledger.
+
+    Where some have a part for each worker, a snapshot of another number of
+    workers has none of this name: all of them begin with zeros.
+
+    Args:
+      correction: A `Correction`.
+      variable: A `ReplicaVariable`.
+      piece: A `Piece` of it, or None.
+      num_workers: Number of workers.
+    """
+    number = "" if piece is None else f"/{piece.number}"
+    name = f"correction/{variable.ordinal}{number}"
+    shape = variable.shape_of(piece).as_list()
+    shapes = [correction.slots(shape, num_workers + k) for k in range(2)]
+    return name if shapes[0] == shapes[1] else f"{name}/of-{num_workers}"
+
+
 def zeros(correction, parameter, num_workers):
     """Returns the initial values of slots.
 

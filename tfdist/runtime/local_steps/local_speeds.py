@@ -41,6 +41,7 @@ class Speeds:
             )
         self.variable.assigned_by_workers = True
         self.variable.is_own = True
+        self.variable.is_by_worker = True
 
     def share_of(self, steps):
         """Computes this worker's share of `steps`, by its speed.

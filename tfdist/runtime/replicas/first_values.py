@@ -100,7 +100,8 @@ class FirstValues:
           end: How many variables servers hold then, with those before.
 
         Returns:
-          How many variables and the like that were.
+          How many variables and the like that were, but for what is by
+          worker.
         """
         # The first server comes last: it tells others of what all hold.
         return sum(
@@ -119,7 +120,8 @@ class FirstValues:
           end: See `complete`.
 
         Returns:
-          How many variables and the like that were.
+          How many variables and the like that were, but for what is by
+          worker.
         """
         key = (shard, tuple(v.ordinal for v in variables), end)
         if not self._traced.call(
@@ -225,18 +227,30 @@ class FirstValues:
             known = _are_initialized(map(self._signature_handle, variables))
             return ~tf.reduce_all(known) | (held < end)
 
-    def _build_missing(self, shard, variables):
-        """Builds: of all that a server is to hold, what it has not."""
+    def _build_missing(self, shard, variables, by_worker=True):
+        """Builds: of all that a server is to hold, what it has not.
+
+        Args:
+          shard: Number of the server.
+          variables: List of `ReplicaVariable`.
+          by_worker: Whether what is by worker counts; a snapshot of another
+            number of workers has none, and lacks nothing else.
+
+        Returns:
+          A bool vector.
+        """
         store = self._store
         handles = [
             store.handle(variable, shard, piece)
             for variable, piece in copies.held_by(store, shard, variables)
+            if by_worker or not variable.is_by_worker
         ]
         handles += [
             table_values.held_handle(store, table, shard)
             for table in _tables(variables)
         ]
-        handles += self._gradient_counts.handles(shard)
+        if by_worker:
+            handles += self._gradient_counts.handles(shard)
         handles.append(store.counter("version", shard).handle)
         with tf.device(store.devices[shard]):
             return ~_are_initialized(handles)
@@ -257,7 +271,7 @@ class FirstValues:
         with tf.control_dependencies([value.op for value in moved]):
             lock = store.lock(shard)
         with tf.control_dependencies([lock.op]):
-            missing = self._build_missing(shard, variables)
+            missing = self._build_missing(shard, variables, by_worker=False)
         with tf.control_dependencies([missing.op]):
             done = [
                 resource_values.build_put_if_missing(handle, value)
@@ -402,7 +416,7 @@ def _meaning(signed):
 def signature(variable):
     """Name, role, type and shape of a variable, a str."""
     name = variable.name.split(":")[0].replace(" ", "_")
-    shape = variable.shape.as_list()
+    shape = variable.shape.as_list()[int(variable.is_by_worker) :]
     pieces = f" in {len(variable.pieces)} pieces" if variable.pieces else ""
     kind = f"{variable.role.value} {variable.dtype.name}"
     return f"{name} {kind} {shape}{pieces}"

@@ -149,6 +149,9 @@ class Resources:
     def variable_name(self, variable, piece=None):
         """Returns the name of `variable`, or of a `Piece` of it, on servers."""
         name = f"variable/{variable.ordinal}"
+        if variable.is_by_worker:
+            # A snapshot of another number of workers has none of this name.
+            name = f"{name}/of-{variable.shape[0]}"
         return name if piece is None else f"{name}/{piece.number}"
 
     def counter(self, name, shard):

@@ -208,6 +208,8 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
         self.is_put_back = False
         # Whether it is tfdist's own, and no part of a user's model.
         self.is_own = False
+        # Whether it has a row for each worker.
+        self.is_by_worker = False
         # Whether all other workers have freed it, see `unused_models`.
         self.is_over = False
         # Tables pulled by rows only: the version of the rows here, and the one
