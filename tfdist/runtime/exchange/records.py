@@ -60,6 +60,16 @@ class Replay:
     gradient: object = None
 
 
+def _add_to(variable, change):
+    variable.assign_add(change, read_value=False)
+
+
+def as_change(record):
+    """The change that an assignment has made on the worker, an `Update`."""
+    changed = (record.value - record.before,)
+    return Update(record.variable, _add_to, changed, {}, before=record.before)
+
+
 def is_assigned(record):
     """Whether the user's code assigns a parameter."""
     return isinstance(record, Mutation) and (

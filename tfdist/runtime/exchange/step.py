@@ -5,47 +5,19 @@ with a primary on a server. When an optimizer has handed over its last update,
 and has assigned its averages of weights, all of it goes out in one exchange.
 """
 
-import dataclasses
-
 import keras
 import tensorflow as tf
 
 from tfdist import compiled_parts
 from tfdist import fused_kernels
 from tfdist import one_replica
-from tfdist import private_keras
 from tfdist import private_keras_variables
 from tfdist.program_error import ProgramError
+from tfdist.runtime.exchange import pending_records
 from tfdist.runtime.exchange import records
 from tfdist.runtime.exchange import subgraph_replay
 from tfdist.runtime.exchange import table_gradients
 from tfdist.runtime.variables.variables import Role
-
-
-@dataclasses.dataclass
-class _Pending:
-    """Records of one graph that are not exchanged yet."""
-
-    records: list = dataclasses.field(default_factory=list)
-    # Reduced gradients that the optimizer has not yet handed over.
-    expected: int = 0
-    optimizer: object = None
-    # Ordinals of its averages of weights that it has not yet assigned after its
-    # last update; None where nothing waits for them.
-    averages: set | None = None
-    # Number of operations when the optimizer's updates were exchanged, or all
-    # were recorded.
-    settled: int | None = None
-    barriers: set = dataclasses.field(default_factory=set)
-    # Number of operations when the step began.
-    first: int = 0
-    # By ordinal: number of operations when a parameter was assigned last.
-    assigned: dict = dataclasses.field(default_factory=dict)
-
-    @property
-    def is_after_updates(self):
-        """Whether something is recorded that follows an optimizer's updates."""
-        return self.settled is not None and bool(self.records)
 
 
 def check_elementwise(variable, optimizer):
@@ -77,25 +49,6 @@ def step_counter(optimizer):
     )
 
 
-def _averages_of(optimizer):
-    """Ordinals of the averages on servers that follow the last update, a set.
-
-    Not of an optimizer that accumulates gradients: it updates in a branch, and
-    its averages come after that.
-    """
-    if optimizer is None or optimizer.gradient_accumulation_steps:
-        return set()
-    averages = [
-        getattr(variable, "value", variable)
-        for variable in private_keras.averages_of(optimizer)
-    ]
-    return {
-        average.ordinal
-        for average in averages
-        if getattr(average, "role", None) is Role.SLOT
-    }
-
-
 def local_scalars_of(optimizer):
     """The worker's own scalars of an optimizer, such as its learning rate."""
     values = [getattr(v, "value", v) for v in optimizer.variables]
@@ -104,18 +57,6 @@ def local_scalars_of(optimizer):
         for value in values
         if getattr(value, "role", None) is Role.LOCAL and not value.shape.rank
     ]
-
-
-def _add_to(variable, change):
-    variable.assign_add(change, read_value=False)
-
-
-def _as_change(record):
-    """The change that an assignment has made on the worker, an `Update`."""
-    changed = (record.value - record.before,)
-    return records.Update(
-        record.variable, _add_to, changed, {}, before=record.before
-    )
 
 
 class Step:
@@ -168,7 +109,9 @@ class Step:
         if graph not in self._pending:
             settled = 0 if self._ticketed else None
             first = self._first if graph is self._root else 0
-            self._pending[graph] = _Pending(settled=settled, first=first)
+            self._pending[graph] = pending_records.Pending(
+                settled=settled, first=first
+            )
             # What an enclosing graph did after its optimizer's step comes
             # before what is recorded in this one, and so does a parameter
             # that the step assigned before an optimizer in a branch.
@@ -301,7 +244,7 @@ class Step:
         would replace, the change is sent.
 
         Args:
-          pending: The `_Pending`.
+          pending: The `Pending`.
           record: The `Mutation`.
         """
         variable = record.variable
@@ -323,7 +266,7 @@ class Step:
         # A step that puts back what it has changed for a while: all it does
         # counts as changes, with a sum of zero.
         pending.records = [
-            _as_change(one)
+            records.as_change(one)
             if one.variable is variable and getattr(one, "plan", None)
             else one
             for one in pending.records
@@ -331,7 +274,7 @@ class Step:
         if record.kind == "assign" and subgraph_replay.may_depend_on(
             record.value, variable
         ):
-            return _as_change(record)
+            return records.as_change(record)
         return record
 
     def _check_repeated(self, variable):
@@ -409,7 +352,7 @@ class Step:
         averages = set()
         # A log counts a step before it does what else comes with its gradient.
         if not (self.is_eager or self._runtime.coordination.has_log):
-            averages = _averages_of(pending.optimizer)
+            averages = pending_records.averages_of(pending.optimizer)
         if averages:
             pending.averages = averages
             pending.settled = len(graph.get_operations())
