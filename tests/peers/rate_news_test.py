@@ -41,6 +41,14 @@ def test_another_process_of_the_chief_is_heard():
     assert other.hear(said_by(Worker(is_chief=True), 0.0625)) == 0.0625
 
 
+def test_a_chief_whose_clock_is_set_back_is_heard(monkeypatch):
+    chief, other = Worker(is_chief=True), Worker()
+    for seconds, rate in ((1000.0, 0.25), (940.0, 0.125), (940.0, 0.0625)):
+        now = tf.constant(seconds, tf.float64)
+        monkeypatch.setattr(rate_news.tf, "timestamp", lambda now=now: now)
+        assert other.hear(said_by(chief, rate)) == rate
+
+
 def test_the_chief_hears_nobody_and_others_forget():
     chief, other = Worker(is_chief=True), Worker()
     said = said_by(chief, 0.25)

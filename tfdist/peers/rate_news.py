@@ -10,7 +10,8 @@ class RateNews:
 
     Each message has it, so that it spreads from worker to worker. What the
     chief had later is newer, in microseconds of its clock: also where another
-    process of the chief has begun to count its steps again.
+    process of the chief has begun to count its steps again. A clock that is set
+    back stands still until it is where it was.
 
     Args:
       is_chief: Whether this worker is the chief.
@@ -28,7 +29,8 @@ class RateNews:
         """Builds, in a step: the chief has a rate, scalar float64."""
         if self._is_chief:
             now = tf.cast(tf.timestamp() * 1e6, tf.int64)
-            news = tf.stack([now, tf.bitcast(rate, tf.int64), 0])
+            since = tf.maximum(now, self._news.read_value()[0] + 1)
+            news = tf.stack([since, tf.bitcast(rate, tf.int64), 0])
             self._news.assign(news, read_value=False)
 
     def build_read(self):
