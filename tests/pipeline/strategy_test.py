@@ -257,10 +257,12 @@ def test_what_is_in_flight_comes_back_before_anyone_looks(
     model = pipeline(models.make("mlp"), 2)
     model.compile("adam", LOSS)
     fitted(model)
-    # Before and after training, and at the end of both epochs.
-    assert calls == ["drain"] * 4
+    # Before and after training, and when both epochs begin and end.
+    assert calls == ["drain"] * 6
     for look in (
         model.get_metrics_result,
+        model.reset_metrics,
+        lambda: keras.saving.save_model(model, tmp_path / "a.keras"),
         lambda: model.save(tmp_path / "a.keras"),
         lambda: model.save_weights(tmp_path / "a.weights.h5"),
         lambda: model.evaluate(*data(), verbose=0),
