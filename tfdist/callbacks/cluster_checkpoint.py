@@ -40,6 +40,8 @@ class ClusterCheckpoint(keras.callbacks.Callback):
 
     A chief that is started again while the servers live takes its place in
     the data from the newest checkpoint, and the parameters from the servers.
+    Where the servers were started again as well, the parameters are those of
+    what has more updates: the checkpoint, or the servers' snapshots.
     `docs/checkpoints.md` says what each worker gets.
 
     A later `fit` of the same process with the same directory goes on with the
@@ -148,6 +150,9 @@ class ClusterCheckpoint(keras.callbacks.Callback):
             number = None if found is None else found[0]
             if found is not None:
                 self._take_up(*found, is_known=not cluster.is_chief)
+        if cluster.num_ps and self._strategy.state.has_come_back:
+            # What is newer than on servers, others are to find there.
+            self._strategy.commit()
         self._publish(number, restored=known is None)
         # Now the others may ask.
         self._strategy.commit()

@@ -50,6 +50,25 @@ def held(runtime):
     }
 
 
+def put(runtime, variable, value):
+    """Puts a value onto a variable's server."""
+
+    def build(handle):
+        tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+
+    on_server(runtime, variable, build)
+
+
+def put_version(store, number):
+    """The server takes itself to have applied so many updates."""
+
+    @tf.function(autograph=False)
+    def call():
+        store.counter("version", 0).set(number)
+
+    call()
+
+
 def lose(runtime, variable):
     """Takes a variable's value from its server."""
 
@@ -352,3 +371,35 @@ def test_chief_that_evaluates_before_fit_leaves_newer_values_on_servers():
         held(runtime)[kernel.name],
         saved.arrays[f"variable/{kernel.ordinal}"],
     )
+
+
+@pytest.mark.parametrize("evaluates", [False, True])
+@pytest.mark.parametrize(
+    ("may_lack", "version", "is_put_back"),
+    [(True, 3, True), (True, 4, False), (False, 3, False)],
+)
+def test_what_was_saved_after_the_snapshots_is_put_over_them(
+    evaluates, may_lack, version, is_put_back
+):
+    """All servers have begun with snapshots, and nobody has restored them."""
+    runtime, model = trained()
+    saved = runtime.state.read()
+    expected = held(runtime)
+    for variable in runtime.store.variables:
+        value = tf.cast(tf.fill(variable.shape, 3), variable.dtype)
+        put(runtime, variable, value)
+        if not is_put_back:
+            expected[variable.name] = value.numpy()
+    put_version(runtime.store, version)
+    runtime.synchronizer = synchronizer = joined(runtime, may_lack)
+    runtime.journal = types.SimpleNamespace(exchanges=0, count=0)
+    if evaluates:
+        runtime.pull()
+    runtime.state.restore(saved)
+    if not evaluates:
+        # Optimizers may make variables later, as that of local steps does.
+        commit_in_two_parts(runtime, synchronizer, len(model.weights))
+    for name, value in held(runtime).items():
+        np.testing.assert_array_equal(value, expected[name], name)
+    # It counts on from there: snapshots that come are newer.
+    assert runtime.updates_applied() == [4 if is_put_back else version]

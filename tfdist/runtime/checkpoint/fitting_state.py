@@ -99,6 +99,15 @@ def _first_difference(saved, store):
     return None
 
 
+def is_of_model(saved):
+    """Whether a `SavedState` has more than what Keras does not know of."""
+    return any(
+        signed[1] == Role.PARAMETER.value and f"variable/{k}" in saved.arrays
+        for k, signed in enumerate(saved.header["variables"])
+        if signed is not None
+    )
+
+
 def is_measured(variable):
     """Whether a variable is of this run, and not of the training."""
     return variable_names.leaf(variable.name).endswith(_MEASURED)

@@ -153,7 +153,8 @@ class TrainingState(tf.train.experimental.PythonState):
 
         The worker that gives variables their first values (the chief) puts
         back what is on servers, unless they hold a run already: then it
-        came back itself, and the servers know better. All others get that
+        came back itself, and the servers know better; but for those that
+        have begun with older snapshots. All others get that
         from the servers. Each takes what belongs to one worker, but for
         random streams, which are their own, and for what stands for examples
         of the first worker (gradient accumulators, own weights).
@@ -164,8 +165,10 @@ class TrainingState(tf.train.experimental.PythonState):
         Raises:
           ModelMismatchError: It is of other variables.
         """
-        is_chief = self._store.is_chief
-        self._restore(saved, is_chief and not self._runtime.has_come_back())
+        runtime, is_chief = self._runtime, self._store.is_chief
+        self._restore(saved, is_chief and not runtime.has_come_back())
+        if runtime.committed and runtime.synchronizer.may_lack:
+            self.put_over_snapshots([])
 
     @contextlib.contextmanager
     def loading(self):
@@ -208,6 +211,9 @@ class TrainingState(tf.train.experimental.PythonState):
             self._put_clocks(store.variables[: self._runtime.committed])
         saved_slots.put_on_worker(self._runtime.corrector, self._saved.arrays)
         if self._on_servers and self._runtime.committed:
+            if self._runtime.synchronizer.may_lack:
+                # Last: a snapshot in between is older than what was saved.
+                self._runtime.synchronizer.count_from(saved.header["updates"])
             self._runtime.show_ahead()
         self.resume_local_steps()
 
@@ -247,8 +253,10 @@ class TrainingState(tf.train.experimental.PythonState):
         """
         if not self._runtime.committed:
             return 0
-        now = max(self._runtime.updates_applied())
-        return now - self._saved.header["updates"]
+        more = max(self._runtime.updates_applied())
+        more -= self._saved.header["updates"]
+        # See `_restore`.
+        return max(more, 0) if self._runtime.synchronizer.may_lack else more
 
     def _put_local(self, number):
         variable = self._store.locals[number]
@@ -291,6 +299,11 @@ class TrainingState(tf.train.experimental.PythonState):
         The same on all workers, and in all runs of a script.
         """
         return [getattr(one, "ordinal", None) for one in variables]
+
+    @property
+    def has_come_back(self):
+        """Whether servers hold a run that this process has not trained in."""
+        return self._runtime.has_come_back()
 
     @property
     def fit_number(self):
@@ -393,9 +406,39 @@ class TrainingState(tf.train.experimental.PythonState):
             else "All of the model and its optimizer is",
             self._saved.header["updates"],
         )
-        if not has_trained:
+        if has_trained:
+            self._put_again(variables)
+        else:
             self._restore(self._saved, on_servers=True)
+
+    def put_over_snapshots(self, variables):
+        """Called where nobody was there to restore servers.
+
+        When all of a cluster is started again, a state may have been saved
+        after their snapshots.
+
+        Args:
+          variables: List of the variables that this worker has taken over.
+        """
+        if self._saved is None or not self._store.is_chief:
             return
+        if self._on_servers:
+            # The others were put back when they were made.
+            self._put_again(variables)
+            return
+        held = max(self._runtime.updates_applied())
+        updates = self._saved.header["updates"]
+        if held < updates and fitting_state.is_of_model(self._saved):
+            logging.warning(
+                "Servers have begun with snapshots, of update %d. All of the "
+                "model and its optimizer is put back as it was saved later, at "
+                "update %d.",
+                held,
+                updates,
+            )
+            self._restore(self._saved, on_servers=True)
+
+    def _put_again(self, variables):
         self._placed -= {v.ordinal for v in variables}
         for variable in variables:
             self._put(variable)

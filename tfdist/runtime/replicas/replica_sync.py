@@ -49,6 +49,7 @@ class Synchronizer:
     Attributes:
       has_joined: Whether servers held a run when this worker first asked.
       has_added: Whether they had lost some of it, which this worker has added.
+      may_lack: Whether servers came back that nobody was there to restore.
       writes_pass: Whether eager assignments are passed on now.
     """
 
@@ -78,8 +79,7 @@ class Synchronizer:
             runtime.gradient_counts,
             runtime.coordination,
         )
-        # Whether servers came back that nobody was there to restore.
-        self._may_lack = False
+        self.may_lack = False
         self._warned = False
         self._reader = consistent_read.Reader(runtime.store, runtime.marks)
         # Exchanges made when all was last read at one moment.
@@ -107,20 +107,20 @@ class Synchronizer:
             return
         first, end = self._committed, len(variables)
         if not first:
-            self._may_lack = self._runtime.recovery.wait_until_settled(
+            self.may_lack = self._runtime.recovery.wait_until_settled(
                 self._is_chief, self._timeout
             )
         self._runtime.unused_models.enter()
         held = self.held() if self._is_chief else self._wait_for_chief(end)
         if not first:
             self.has_joined = held > 0
-        self._first.check(min(held, end), self._may_lack)
+        self._first.check(min(held, end), self.may_lack)
         # Not those that nobody uses any more before they were ever trained.
         new = variables[max(held, first) : end]
         if is_new := held < end:
             self._runtime.state.before_initialization(new)
         begins = lacked = False
-        if self._may_lack:
+        if self.may_lack:
             # Each model's part, as it comes.
             lacked = self._add_missing(first, end, held)
             self.has_added |= lacked
@@ -138,6 +138,8 @@ class Synchronizer:
             self._runtime.state.after_initialization(new, begins)
         if lacked:
             self._runtime.state.servers_lacked(variables[first:end])
+        elif self.may_lack:
+            self._runtime.state.put_over_snapshots(variables[first:end])
 
     def _add_missing(self, first, end, held):
         """Adds what servers lack that nobody was there to restore.
@@ -169,7 +171,7 @@ class Synchronizer:
         names = [v.name for v in self._store.variables[:end]]
         last = f", {names[-1]!r}" if names else ""
         return waiting.wait_until(
-            lambda: self._first.held_and_alike(end, self._may_lack),
+            lambda: self._first.held_and_alike(end, self.may_lack),
             what=lambda: (
                 f"the chief to initialise variable {end - 1} of this model"
                 f"{last} (it has initialised {self.held()} so far)"
@@ -219,6 +221,11 @@ class Synchronizer:
         return [
             int(v) for v in self._traced.call("versions", self._build_versions)
         ]
+
+    def count_from(self, version):
+        """Has servers that count fewer updates than `version` go on there."""
+        version = tf.constant(version, tf.int64)
+        self._traced.call("count from", self._build_count_from, version)
 
     def _is_committed(self, variable):
         """Whether servers hold a variable."""
@@ -365,6 +372,22 @@ class Synchronizer:
         ]
         with tf.device(self._store.worker_device):
             return [tf.identity(version) for version in versions]
+
+    def _build_count_from(self, version):
+        store = self._store
+        for shard, device in enumerate(store.devices):
+            with tf.device(device):
+                least = tf.identity(version)
+            with tf.control_dependencies([least.op]):
+                lock = store.lock(shard)
+            with tf.control_dependencies([lock.op]), tf.device(device):
+                counter = store.counter("version", shard)
+                now = tf.maximum(counter.read(), least)
+                counted = counter.set(now)
+            with tf.control_dependencies([counted]):
+                store.unlock(shard, lock)
+            with tf.device(store.worker_device):
+                store.set_pulled_version(shard, tf.identity(now))
 
     def _build_stamp_rows(self, table):
         store = self._store
