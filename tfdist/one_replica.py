@@ -7,6 +7,7 @@ import weakref
 import keras
 import tensorflow as tf
 
+from tfdist import loss_scales
 from tfdist import private_keras_building
 from tfdist import private_keras_calls
 from tfdist import private_keras_variables
@@ -243,6 +244,7 @@ class WorkerExtended(OneReplicaExtended):
             # Keras leaves some of an optimizer's state (the product of
             # Nadam's momenta) marked as a trainable part of the model.
             known["trainable"] = False
+            loss_scales.see(maker)
         known["distribute_strategy"] = self._container_strategy()
         return maker, known
 

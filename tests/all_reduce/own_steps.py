@@ -105,11 +105,9 @@ class Pair(keras.Model):
         ]
 
     def compile(self, pair):
-        """Keeps both optimizers, which know their scales once built."""
+        """Keeps both optimizers."""
         super().compile(loss=programs.Mean())
         self.optimizers = pair
-        for optimizer, weight in zip(pair, self.pair, strict=True):
-            optimizer.build([weight])
 
     def call(self, x):
         """Returns the sum of both products."""

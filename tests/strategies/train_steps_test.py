@@ -236,6 +236,39 @@ def test_a_train_step_that_is_a_function(strategy, eagerly):
     assert np.max(np.abs(model.get_weights()[0])) <= 0.125
 
 
+class Unchanged(keras.Sequential):
+    """Its own step, with which Keras does not build the optimizer before."""
+
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+@pytest.mark.parametrize(
+    "make",
+    nightly.also(
+        [tfdist.AllReduceStrategy, tfdist.AsyncStrategy],
+        [tfdist.PeerToPeerStrategy, tfdist.ParameterAveragingStrategy],
+    ),
+)
+def test_a_loss_is_scaled_by_what_gradients_are_divided_by(make):
+    with make().scope():
+        kernel = keras.layers.Dense(
+            1, use_bias=False, kernel_initializer="zeros"
+        )
+        model = Unchanged([keras.Input([1]), kernel])
+        optimizer = keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(1.0), initial_scale=4.0, dynamic_growth_steps=2
+        )
+        model.compile(optimizer, lambda y, y_pred: y_pred)
+    x = np.ones([8, 1], "float32")
+    model.fit(x, x, batch_size=1, verbose=0)
+    assert float(optimizer.dynamic_scale) == 64.0
+    # Each gradient is 1.
+    assert float(kernel.kernel[0, 0]) == -8.0
+    names = [v.path.split("/")[-1] for v in optimizer.variables]
+    assert names.count("dynamic_scale") == names.count("step_counter") == 1
+
+
 @pytest.mark.parametrize("steps_per_execution", nightly.also([2], [1]))
 def test_custom_train_step(steps_per_execution):
     def train(scope):

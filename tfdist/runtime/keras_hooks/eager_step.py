@@ -278,7 +278,7 @@ class _Functions:
     """Functions that were traced, the last that were called."""
 
     def __init__(self):
-        self._known = collections.OrderedDict()
+        self._functions = collections.OrderedDict()
 
     def call(
         self,
@@ -298,20 +298,20 @@ class _Functions:
           tracing: Callable that gives a scope to trace in.
         """
         key = (key, tuple(specs))
-        if key not in self._known:
+        if key not in self._functions:
             function = tf.function(
                 build, input_signature=specs, autograph=False
             )
             with tracing():
-                self._known[key] = function.get_concrete_function()
-        self._known.move_to_end(key)
-        while len(self._known) > _MOST_FUNCTIONS:
-            self._known.popitem(last=False)
-        self._known[key](*tensors)
+                self._functions[key] = function.get_concrete_function()
+        self._functions.move_to_end(key)
+        while len(self._functions) > _MOST_FUNCTIONS:
+            self._functions.popitem(last=False)
+        self._functions[key](*tensors)
 
     def forget(self):
         """Forgets all; what is called again is traced again."""
-        self._known.clear()
+        self._functions.clear()
 
 
 class _Leaves:
