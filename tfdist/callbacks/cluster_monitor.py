@@ -1,5 +1,6 @@
 """Records every exchange of every worker, and sums up the cluster's."""
 
+import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -24,6 +25,8 @@ _MOST_EXCHANGES = 4096
 _STEPS_FILE = re.compile(r"steps-((?:chief|worker)-\d+)\.jsonl")
 # Fields that say which step it was: their means mean nothing.
 _NO_FIGURES = ("time", "version", "pulled", "arrival", "pulled_by_server")
+# What a disk without room raises, in Python and in TensorFlow.
+_OF_THE_DISK = (OSError, tf.errors.OpError)
 
 
 class ClusterMonitor(keras.callbacks.Callback):
@@ -38,6 +41,9 @@ class ClusterMonitor(keras.callbacks.Callback):
     metrics of the whole cluster join the logs as `cluster_<name>`: the others
     are those of the worker whose progress bar it is, on its own share of the
     data.
+
+    Where the disk is full while it trains, an error is logged, and that call of
+    `fit` goes on without the files.
 
     Before each epoch but the first the worker's parameters are refreshed, as
     others go on while one validates.
@@ -205,10 +211,11 @@ class ClusterMonitor(keras.callbacks.Callback):
         # The last local steps are part of what is recorded.
         self._strategy.flush()
         self._report()
-        if self._file is not None:
-            self._file.close()
-        if self._events is not None:
-            self._events.close()
+        try:
+            for file in self._files():
+                file.close()
+        except _OF_THE_DISK as error:
+            self._give_up(error)
         self._strategy.await_end_of_training(self._summarize)
 
     def _summarize(self):
@@ -257,6 +264,36 @@ class ClusterMonitor(keras.callbacks.Callback):
         self._figures.add(exchanges)
         if self._file is None:
             return
+        try:
+            self._write(exchanges, first)
+        except _OF_THE_DISK as error:
+            self._give_up(error)
+
+    def _files(self):
+        """Those that are open, a list."""
+        return [f for f in (self._file, self._events) if f is not None]
+
+    def _give_up(self, error):
+        """Writes no more in this call of `fit`, which goes on."""
+        logging.error(
+            "ClusterMonitor cannot write to %s; training goes on, and nothing "
+            "more of it is written there: %s",
+            self._log_dir,
+            str(error).splitlines()[0],
+        )
+        for file in self._files():
+            # It tries once more to write what it has.
+            with contextlib.suppress(*_OF_THE_DISK):
+                file.close()
+        self._file = self._events = None
+
+    def _write(self, exchanges, first):
+        """Writes exchanges to this worker's files.
+
+        Args:
+          exchanges: List of `ExchangeRecord`.
+          first: Number of the first of them.
+        """
         for step, exchange in enumerate(exchanges, first - self._first + 1):
             row = dataclasses.asdict(exchange)
             row["time"] = exchange.time - self._began
