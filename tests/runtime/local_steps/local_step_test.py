@@ -6,12 +6,17 @@ import pytest
 import tensorflow as tf
 
 from tfdist.runtime.local_steps import local_step
+from tfdist.runtime.replicas import replica_sync
 from tfdist.runtime.variables.variables import Role
 
 
 def variable(ordinal, role):
     return mock.Mock(
-        ordinal=ordinal, role=role, keras_variable=None, num_assignments=0
+        ordinal=ordinal,
+        role=role,
+        keras_variable=None,
+        num_assignments=0,
+        assigned_by_workers=False,
     )
 
 
@@ -31,6 +36,21 @@ def test_state_that_is_assigned_before_and_after_a_step_is_exchanged_once():
         step.finish()
     (call,) = local.after_step.call_args_list
     assert call.kwargs["states"] == [both, before, after]
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_state_that_is_exchanged_is_not_refreshed_without_parameters(trains):
+    # What a test step assigns is put back, and comes with no exchange.
+    state = variable(0, Role.STATE)
+    with tf.Graph().as_default():
+        step = local_step.LocalStep(mock.Mock(), [], not trains)
+        step.before_mutation(state)
+        step.assigned(state)
+        if trains:
+            step._touched[1] = variable(1, Role.PARAMETER)
+            step.assigned(variable(2, Role.CLOCK))
+        step.finish()
+    assert replica_sync._is_lazy(state) != trains
 
 
 def test_all_steps_of_an_optimizer_have_the_same_state():

@@ -151,6 +151,8 @@ class LocalStep:
         self._optimizer = None
 
     def _follow(self, end):
+        for state in end.states:
+            state.assigned_by_workers = True
         self._local.after_step(
             end.clock,
             end.optimizer,
