@@ -35,7 +35,7 @@ class FiniteCheck(nonfinite_log.NonfiniteLog):
         """
         # A sum has NaN or Inf if one of its terms has.
         finite = tf.reduce_all(
-            [tf.math.is_finite(tf.reduce_sum(vector)) for vector in vectors]
+            [tf.math.is_finite(_sum(vector)) for vector in vectors]
         )
 
         def keep(*vectors):
@@ -58,3 +58,9 @@ class FiniteCheck(nonfinite_log.NonfiniteLog):
             return instead(vectors)
 
         return branches.choose(finite, keep, refuse, vectors), finite
+
+
+def _sum(vector):
+    # Of finite numbers in float16 it may be Inf.
+    wide = tf.float32 if vector.dtype.size < 4 else vector.dtype
+    return tf.reduce_sum(tf.cast(vector, wide))
