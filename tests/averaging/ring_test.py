@@ -10,6 +10,7 @@ import tfdist
 from tfdist import synchronization
 from tfdist.all_reduce import consistency
 from tfdist.cluster.config import ClusterConfigError
+from tfdist.runtime.local_steps import ring_communication
 from tfdist.runtime.local_steps import ring_engine
 
 TWO = {"worker": ["localhost:1", "localhost:2"]}
@@ -101,3 +102,28 @@ def test_after_a_first_step_that_is_refused_nothing_is_compared():
     engine.compare_model(consistency.Moment.END_OF_FIT, None)
     _, values, compared, _ = parts
     assert not values.mock_calls and not compared.mock_calls
+
+
+def later_training(*steps):
+    """A `RingEngine` of a training after others, of optimizers with steps."""
+    engine = ring_engine.RingEngine(
+        *(mock.Mock() for _ in range(4)), is_chief=True
+    )
+    inners = [mock.Mock(**{"has_steps.return_value": n > 0}) for n in steps]
+    engine.local = mock.Mock(inners=inners, has_own_values=False)
+    engine.local.unpushed.return_value = any(steps)
+    engine.note_met()
+    return engine
+
+
+def test_an_optimizer_that_begins_beside_another_is_refused():
+    engine = later_training(1)
+    communication = ring_communication.RingCommunication(None, engine)
+    with pytest.raises(ValueError, match="one optimizer trains at a time"):
+        communication.begin(engine.local, None, None)
+
+
+def test_optimizers_that_have_begun_before_do_not_end_together():
+    # In one exchange the steps of one alone would count.
+    with pytest.raises(ValueError, match="one optimizer trains at a time"):
+        later_training(0, 1, 1).end_steps()

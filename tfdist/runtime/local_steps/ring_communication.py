@@ -1,6 +1,7 @@
 """Local steps exchanged by workers of a cluster without servers."""
 
 from tfdist.runtime.local_steps import ring as ring_lib
+from tfdist.runtime.local_steps import ring_engine
 
 
 class RingCommunication:
@@ -25,14 +26,9 @@ class RingCommunication:
 
     def begin(self, local, optimizer, clock):
         """Waits until all workers begin."""
-        if local.has_own_values:
-            raise ValueError(
-                'With communication="ring" one optimizer trains at a time, '
-                "and a second one takes its first step. Use "
-                'communication="parameter_server", or let training end '
-                "(`strategy.barrier`) in between."
-            )
         self._engine.local = local
+        if local.has_own_values or self._engine.is_open():
+            raise ring_engine.several_optimizers()
         local.show_anchor()
         self._engine.begin_optimizer(optimizer)
         local.adopt_fresh()

@@ -73,11 +73,17 @@ class RingEngine:
 
         With the steps that this worker has left. They wait for the end of
         their period where nobody has a batch and not all is over.
+
+        Raises:
+          ValueError: Several optimizers of this worker have steps left.
         """
         if not self._ring.follows_chief:
             mine["chief"] = tail_lib.TRAINS
-        local, inners = self.local, self.local.inners
-        left = next((inner for inner in inners if inner.has_steps()), None)
+        local = self.local
+        found = [inner for inner in local.inners if inner.has_steps()]
+        if len(found) > 1:
+            raise several_optimizers()
+        left = found[0] if found else None
         takes_part = left is not None
         if takes_part:
             local.look(left)
@@ -188,3 +194,13 @@ class RingEngine:
             self._consistency.compare(moment, self._read(moment), but="")
         except DifferentValuesError as error:
             logging.warning("%s All take over the chief's.", error)
+
+
+def several_optimizers():
+    """The error of several optimizers that train at a time."""
+    return ValueError(
+        'With communication="ring" one optimizer trains at a time, and a '
+        "second one takes steps, too. Use "
+        'communication="parameter_server", or let training end '
+        "(`strategy.barrier`) in between."
+    )
