@@ -58,6 +58,14 @@ def others_of(model):
     ]
 
 
+def averages_weights(model):
+    """Whether `fit` ends by putting averages of a model's weights in place."""
+    return any(
+        getattr(optimizer, "use_ema", False)
+        for optimizer in update_rules_of(model)
+    )
+
+
 def check_scope(model):
     """Refuses an optimizer that was made outside the scope of its model.
 

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.all_reduce import fits
+from tests.all_reduce import programs
 import tfdist
 from tfdist import private_keras_calls
 from tfdist import running_fit
@@ -142,3 +143,53 @@ def test_what_a_step_trains_apart_from_its_model_is_shared(monkeypatch):
     assert moments == (Moment.FIT, Moment.END_OF_FIT, Moment.END_OF_FIT)
     for found in variables:
         assert any(variable is apart.value for variable in found)
+
+
+def averaged(strategy):
+    """A model whose weights are -1, -2 after steps, and averages -1, -1.5."""
+    with strategy.scope():
+        return programs.linear(
+            keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
+        )
+
+
+def test_no_steps_are_followed_with_averages_of_weights(monkeypatch):
+    """As those of another worker, whose `fit` has more epochs."""
+    strategy = tfdist.AllReduceStrategy()
+    engine, model, seen = strategy._engine, averaged(strategy), []
+    follow = engine.follow
+
+    def spy(lanes, **mine):
+        if mine.get("over"):
+            seen.append(programs.weight_of(model))
+        return follow(lanes, **mine)
+
+    monkeypatch.setattr(engine, "follow", spy)
+    model.fit(programs.batches(np.ones(2)), verbose=0)
+    assert seen == [-2.0]
+    assert programs.weight_of(model) == -1.5
+
+
+@pytest.mark.parametrize("others_have", [False, True])
+def test_after_an_exception_there_are_averages_where_others_have_them(
+    monkeypatch, others_have
+):
+    strategy = tfdist.AllReduceStrategy()
+    consistency, model = strategy._engine.consistency, averaged(strategy)
+    meet = consistency.meet
+    monkeypatch.setattr(
+        consistency, "meet", lambda *numbers: meet(*numbers) + others_have
+    )
+
+    def fail(batch, logs=None):
+        if batch == 1:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        model.fit(
+            programs.batches(np.ones(4)),
+            verbose=0,
+            callbacks=[programs.on(on_train_batch_end=fail)],
+        )
+    strategy.barrier()
+    assert programs.weight_of(model) == (-1.5 if others_have else -2.0)

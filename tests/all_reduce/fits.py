@@ -117,6 +117,37 @@ def averaged_weights_over_fits(strategy, worker):
     return seen
 
 
+def _averaged_over_epochs(strategy, epochs, fail=None):
+    with strategy.scope():
+        model = linear(
+            keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
+        )
+    with contextlib.suppress(ZeroDivisionError):
+        model.fit(
+            batches(np.ones(1)),
+            epochs=epochs,
+            verbose=0,
+            callbacks=[on(on_train_batch_end=fail)],
+        )
+    strategy.barrier()
+    return weight_of(model)
+
+
+def averaged_weights_with_fewer_epochs(strategy, worker):
+    """One worker has one, and follows another two."""
+    return _averaged_over_epochs(strategy, [3, 1][worker])
+
+
+def averaged_weights_beside_an_exception(strategy, worker):
+    """It ends the `fit` of one worker."""
+
+    def fail(batch, logs=None):
+        if worker == 1:
+            raise ZeroDivisionError
+
+    return _averaged_over_epochs(strategy, 3, fail)
+
+
 class Examples(keras.utils.PyDataset):
     """Two batches of equal examples."""
 

@@ -20,6 +20,9 @@ EXPECTED = {
     # Weights -1, -2: averages -1, -1.5, which the first `fit` ends with.
     # Then -2.5, -3.5: averages -2, -2.75.
     "averaged_weights_over_fits": [-1.5, -2.75],
+    # Weights -1, -2, -3: averages -1, -1.5, -2.25.
+    "averaged_weights_with_fewer_epochs": -2.25,
+    "averaged_weights_beside_an_exception": -2.25,
     "fewer_epochs_on_one_worker": [-6.0, 6],
     # Two steps and three predictions in each epoch.
     "the_chief_alone_predicts": [10.0],

@@ -7,6 +7,7 @@ import weakref
 from absl import logging
 import tensorflow as tf
 
+from tfdist import model_optimizers
 from tfdist import one_replica
 from tfdist import private_tensorflow
 from tfdist.all_reduce import consistency as consistency_lib
@@ -304,6 +305,26 @@ class Engine:
         """Compares what workers share of a model; see `Consistency`."""
         shared = self._shared_by(model)
         self.consistency.compare(moment, [v for v in shared if not v.is_rate])
+
+    def put_averages(self, model, are_there):
+        """Puts averages of weights in place where other workers have.
+
+        Keras does at the end of `fit`, unless an exception ends it.
+
+        Args:
+          model: The `keras.Model`.
+          are_there: Whether Keras has done so on this worker.
+        """
+        if not (
+            self.updates_alike and model_optimizers.averages_weights(model)
+        ):
+            return
+        moment = consistency_lib.Moment.END_OF_FIT
+        if self.consistency.meet(moment, are_there).any() and not are_there:
+            with self.applying():
+                model.optimizer.finalize_variable_values(
+                    model.trainable_weights
+                )
 
     def _shared_by(self, model):
         return variables_lib.shared_by(model, self.lanes_of(model))

@@ -177,6 +177,7 @@ class Fit:
         self._engine = engine
         self._running = running
         self._callbacks = private_keras_calls.callbacks_of(frame)
+        self._epochs = private_keras_calls.epochs_of(frame)
         self._model = private_keras_calls.model_of(frame)
         self._on_close = on_close
         self._stops = self._is_told = False
@@ -186,6 +187,8 @@ class Fit:
         # Whether this worker is with the others at the end of an epoch.
         self._has_met = False
         self.has_ended = False
+        # Whether this worker has come to the comparison at the end.
+        self._is_compared = False
         self.model_of_step = None
 
     @property
@@ -220,7 +223,7 @@ class Fit:
             "on_train_end": lambda logs=None: self.end(),
         }
         last = {
-            "on_epoch_end": lambda epoch, logs=None: self.decide(),
+            "on_epoch_end": lambda epoch, logs=None: self.decide(epoch),
             "on_train_end": lambda logs=None: self.finish(),
         }
         users = own_callbacks.others(self._callbacks, __name__)
@@ -276,10 +279,18 @@ class Fit:
             self._wrote = False
             self._engine.compare_model(Moment.END_OF_EPOCH, self._model)
 
-    def decide(self):
+    def decide(self, epoch):
         """Called when the callbacks have seen the end of an epoch."""
         if not self._lanes:
             return
+        self._hear_chief()
+        model = self._model
+        is_last = model.stop_training or epoch + 1 >= self._epochs
+        if is_last and model_optimizers.averages_weights(model):
+            # Keras is about to put them in place: no step may follow.
+            self._follow_to_end()
+
+    def _hear_chief(self):
         model = self._model
         if self._engine.is_chief:
             self._stops = bool(model.stop_training)
@@ -329,8 +340,7 @@ class Fit:
             return not self._running.is_around(frame)
         return self._running.is_over()
 
-    def end(self):
-        """Follows the others' steps until all have ended `fit`."""
+    def _follow_to_end(self):
         self.has_ended = True
         everybody = self._engine.num_workers
         while self._lanes:
@@ -338,6 +348,17 @@ class Fit:
             if tail.over >= everybody:
                 break
             self._answer(tail)
+
+    def end(self, has_raised=False):
+        """Follows the others' steps until all have ended `fit`.
+
+        Args:
+          has_raised: Whether an exception has ended it on this worker.
+        """
+        if not self.has_ended:
+            self._follow_to_end()
+        self._is_compared = True
+        self._engine.put_averages(self._model, are_there=not has_raised)
         self._engine.compare_model(Moment.END_OF_FIT, self._model)
         self._engine.note_end(self._lanes)
 
@@ -356,9 +377,9 @@ class Fit:
 
     def abandon(self):
         """Ends it after an exception: the others may have had none."""
-        if not self.has_ended:
+        if not self._is_compared:
             with contextlib.suppress(DifferentValuesError):
-                self.end()
+                self.end(has_raised=True)
         self.close()
 
     def close(self):

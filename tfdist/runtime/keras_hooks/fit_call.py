@@ -113,14 +113,6 @@ class FitCall:
                 variable.assign(rate)
 
 
-def averages_weights(model):
-    """Whether `fit` ends by putting averages of a model's weights in place."""
-    return any(
-        getattr(optimizer, "use_ema", False)
-        for optimizer in model_optimizers.update_rules_of(model)
-    )
-
-
 def makes_all_when_built(model):
     """Whether the variables of a step are those of a built model and optimizer.
 

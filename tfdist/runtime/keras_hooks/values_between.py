@@ -6,8 +6,8 @@ pushed in the one before, and all begin with it.
 
 from absl import logging
 
+from tfdist import model_optimizers
 from tfdist.cluster import waiting
-from tfdist.runtime.keras_hooks import fit_call
 from tfdist.runtime.keras_hooks import weight_changes
 from tfdist.runtime.variables.variables import Role
 
@@ -55,7 +55,9 @@ class ValuesBetween:
           model: The `keras.Model` of the call that is to begin.
           number: The number of that call.
         """
-        averages = fit_call.averages_weights(model) or self._has_averaged
+        averages = (
+            model_optimizers.averages_weights(model) or self._has_averaged
+        )
         if self._runtime.coordination.waits or averages:
             return number - 1
         return self._changes.last_of_kept(model)
@@ -67,7 +69,7 @@ class ValuesBetween:
     def end(self, model, number):
         """Called when they have ended, or have been passed."""
         if model is not None:
-            self._has_averaged = fit_call.averages_weights(model)
+            self._has_averaged = model_optimizers.averages_weights(model)
         self._changes.end(model, number)
 
     # Assignments.

@@ -121,6 +121,9 @@ class RingEngine:
         self.compare_model(Moment.BARRIER, None)
         self.adopt_model(Moment.BARRIER, None)
 
+    def put_averages(self, model, are_there):
+        """Does nothing: local steps refuse averages of weights."""
+
     def note_end(self, lanes):
         """Does nothing: weights stay a worker's own until all have met."""
 
