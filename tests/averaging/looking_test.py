@@ -203,3 +203,25 @@ def test_what_an_evaluation_assigns_is_put_back(run_eagerly):
     # The gradient is a half, and the second weight 0 before each step.
     scale, count = model.get_weights()
     assert [*scale, count] == [-0.5, -0.5, 3.0]
+
+
+@pytest.mark.parametrize("in_fit", [False, True])
+def test_layers_that_are_frozen_are_trained_upon_as_they_are_evaluated(in_fit):
+    """No exchange moves a worker's own weights of theirs any more."""
+    method = ElasticAveraging(PERIOD, alpha=0.25)
+    with tfdist.ParameterServerStrategy(local_steps=method).scope():
+        body = keras.Sequential([keras.Input([2]), keras.layers.Dense(2)])
+        model = keras.Sequential([body, keras.layers.Dense(2)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        x = np.eye(2)
+        # The last period is cut short.
+        model.fit(x, x, batch_size=1, epochs=PERIOD - 1, verbose=0)
+        body.trainable = False
+        other = keras.Sequential([body, keras.layers.Dense(2)])
+        other.compile(keras.optimizers.SGD(0.0), "mse")
+    if in_fit:
+        seen = other.fit(x, x, verbose=0).history["loss"][0]
+        assert_same(other.evaluate(x, x, verbose=0), seen)
+    else:
+        shown = other.evaluate(x, x, verbose=0)
+        assert_same(other.train_on_batch(x, x), shown)

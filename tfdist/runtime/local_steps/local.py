@@ -9,6 +9,7 @@ import functools
 
 import tensorflow as tf
 
+from tfdist import one_replica
 from tfdist.averaging import base as averaging
 from tfdist.runtime.local_steps import inner_optimizer as inner_lib
 from tfdist.runtime.local_steps import local_exchange
@@ -154,7 +155,7 @@ class Local:
           examples: Examples in the step, scalar int64 tensor.
         """
         for tensor in (*points.values(), *gradients.values()):
-            _check_is_here(tensor, self.method)
+            local_optimizers.check_is_here(tensor, self.method)
         inner = self._inner(clock, optimizer, parameters, states)
         inner.count(examples, gradients)
         step = tf.cast(clock.read_value(), tf.int64)
@@ -227,6 +228,7 @@ class Local:
         """Takes note of a `RunningFit`, and of its frame."""
         if self.fit is None or not self.fit.is_around(frame):
             self.fit = call
+            self._follow_frozen()
         for inner in self.inners:
             # The time between two calls is not of the steps. But callbacks
             # train in the middle of a period, too.
@@ -314,6 +316,19 @@ class Local:
         """Called after all replicas were refreshed."""
         if not (self.method.keeps_own and self.has_begun):
             self._own_values.adopt()
+        self._follow_frozen()
+
+    def _follow_frozen(self):
+        """Has own weights that nothing trains now follow the replicas.
+
+        No exchange would move them to the others' any more.
+        """
+        if self.keeps_own:
+            self.show_anchor()
+            held = [v for one in self.inners for v in one.parameters]
+            self._own_values.follow(
+                [v for v in held if not one_replica.is_trainable(v)]
+            )
 
     def adopt_given(self):
         """Called when a worker's own weights follow those that it has pulled.
@@ -446,14 +461,3 @@ class Local:
         with tf.control_dependencies([this_round.began]):
             self._own_values.build_show(own=True)
         self._exchange.build(inner, {}, this_round=this_round)
-
-
-def _check_is_here(tensor, method):
-    """Refuses what was computed in a branch that may not have been taken."""
-    tensor = getattr(tensor, "values", tensor)
-    if tensor.graph is not tf.compat.v1.get_default_graph():
-        raise ValueError(
-            f"{method!r} needs the gradients of every step, and this optimizer "
-            "steps only now and then (gradient_accumulation_steps?). Leave "
-            "that out: local steps accumulate."
-        )

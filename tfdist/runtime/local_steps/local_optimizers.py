@@ -272,6 +272,17 @@ def check_pieces(parameters, outer):
             )
 
 
+def check_is_here(tensor, method):
+    """Refuses what was computed in a branch that may not have been taken."""
+    tensor = getattr(tensor, "values", tensor)
+    if tensor.graph is not tf.compat.v1.get_default_graph():
+        raise ValueError(
+            f"{method!r} needs the gradients of every step, and this optimizer "
+            "steps only now and then (gradient_accumulation_steps?). Leave "
+            "that out: local steps accumulate."
+        )
+
+
 def _ordinals(variables):
     return [v.ordinal for v in variables]
 
