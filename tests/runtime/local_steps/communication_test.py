@@ -1,6 +1,7 @@
 """Servers and all-reduce are asked for local steps in the same way."""
 
 import inspect
+from unittest import mock
 
 from tfdist.runtime.local_steps import ring_communication
 from tfdist.runtime.local_steps import server_communication
@@ -19,3 +20,16 @@ def test_whoever_carries_local_steps_has_the_same_methods():
     assert methods(ring_communication.RingCommunication) == methods(
         server_communication.ServerCommunication
     )
+
+
+def test_who_looks_in_a_loop_of_its_own_is_waited_for_as_before():
+    # Else the others would go on without it, and its next push be dropped.
+    coordination, inner = mock.Mock(), mock.Mock()
+    made = server_communication.ServerCommunication(
+        mock.Mock(), coordination, mock.Mock(), mock.Mock()
+    )
+    local = mock.Mock(fit=None, inners=[inner])
+    local.is_training.return_value = False
+    assert made.before_pull(local)
+    local.exchange_left.assert_called_once_with(inner, False)
+    coordination.leave_all_but.assert_not_called()

@@ -149,7 +149,8 @@ class ServerCommunication:
         if local.is_training() and local.unpushed():
             local.show_anchor()
             return False
-        self.flush(local, last=True)
+        # Nothing tells whether a training loop of the user's own goes on.
+        self.flush(local, last=local.fit is not None)
         return True
 
     def flush(self, local, last):
