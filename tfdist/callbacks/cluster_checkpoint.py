@@ -341,9 +341,12 @@ class ClusterCheckpoint(keras.callbacks.Callback):
         Such as by the last local steps, or callbacks that put weights back.
         Others may still train: they may wait for what the chief does next.
         """
-        if not self._strategy.cluster.is_chief or not self._has_saved:
+        cluster = self._strategy.cluster
+        if not cluster.is_chief or not self._has_saved:
             return
-        self._strategy.flush()
+        if cluster.num_ps or cluster.num_workers == 1:
+            # Without servers it would wait for all workers.
+            self._strategy.flush()
         state, found = self._strategy.state.read(), self._files.newest(lazy="")
         if found is None or saved_state.are_equal(
             state, found[1], without=table_chunks.PREFIX
