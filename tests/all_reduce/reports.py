@@ -32,6 +32,22 @@ def both(reports, name):
     return first
 
 
+def trained(running, target, directory, epochs):
+    """Trains with checkpoints; returns the reports of both workers.
+
+    Args:
+        running: what the fixture `cluster` has made.
+        target: of `tests`, with arguments `directory` and `epochs`.
+        directory: of the checkpoints.
+        epochs: of `fit`.
+    """
+    workers = running.start_workers(
+        f"tests.{target}", directory=directory, epochs=epochs
+    )
+    running.finish()
+    return [worker.report() for worker in workers]
+
+
 def whole_and_parts(cluster, target):
     """Trains for four epochs, and for two and then four in another directory.
 
@@ -43,16 +59,8 @@ def whole_and_parts(cluster, target):
         The reports of both workers, of the first and of the last training.
     """
     running = cluster(num_ps=0, num_workers=2)
-
-    def train(directory, epochs):
-        workers = running.start_workers(
-            f"tests.{target}", directory=directory, epochs=epochs
-        )
-        running.finish()
-        return [worker.report() for worker in workers]
-
-    whole = train("whole", 4)
-    train("parts", 2)
-    parts = train("parts", 4)
+    whole = trained(running, target, "whole", 4)
+    trained(running, target, "parts", 2)
+    parts = trained(running, target, "parts", 4)
     assert [report["resumed"] for report in parts] == [2, 2]
     return whole, parts

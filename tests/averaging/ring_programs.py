@@ -10,6 +10,28 @@ from tests.all_reduce.programs import batches
 from tests.all_reduce.programs import linear
 from tests.all_reduce.programs import on
 from tests.all_reduce.programs import weight_of
+from tests.multi_process import handshake
+import tfdist
+
+
+def train_saved(directory, epochs):
+    """Trains with a `ClusterCheckpoint`, in periods that do not fit an epoch.
+
+    Args:
+        directory: of the checkpoints.
+        epochs: of `fit`.
+    """
+    strategy = tfdist.ParameterAveragingStrategy(2, communication="ring")
+    with strategy.scope():
+        model = linear()
+    checkpoint = tfdist.callbacks.ClusterCheckpoint(directory)
+    model.fit(
+        batches(np.ones(3 - strategy.cluster.worker_id)),
+        epochs=epochs,
+        verbose=0,
+        callbacks=[checkpoint],
+    )
+    handshake.report(weight=weight_of(model), resumed=checkpoint.resumed_epoch)
 
 
 def two_optimizers_alternating(strategy, worker):

@@ -7,9 +7,10 @@ are weighted by the batches of a period.
 import pytest
 
 from tests.all_reduce import reports as reports_lib
+from tests.multi_process.conftest import cluster
 from tests.multi_process.conftest import zygote
 
-__all__ = ["zygote"]
+__all__ = ["cluster", "zygote"]
 
 pytestmark = pytest.mark.nightly
 
@@ -151,3 +152,13 @@ def test_the_chief_may_read_and_evaluate_while_others_train(reports):
 def test_optimizers_that_take_turns_are_refused(reports):
     error = both(reports, "two_optimizers_alternating")
     assert "one optimizer trains at a time" in error
+
+
+def test_training_with_checkpoints_ends_and_is_found_again(cluster):
+    running = cluster(num_ps=0, num_workers=2)
+    target = "averaging.ring_programs:train_saved"
+    for epochs, resumed in ((1, 0), (2, 1), (2, 2)):
+        reports = reports_lib.trained(running, target, "saved", epochs)
+        # Whoever has fewer batches follows the other's last period.
+        assert both(reports, "weight") == -3.0 * epochs
+        assert both(reports, "resumed") == resumed

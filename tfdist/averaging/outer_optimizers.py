@@ -33,6 +33,10 @@ class BlockMomentum:
       ahead: Whether workers begin at Nesterov's point ahead.
     """
 
+    momentum: float | None
+    rate: float
+    ahead: bool
+
     def for_means(self, num_workers, changes):
         """The same, where an update is the mean of the changes of some workers.
 
@@ -41,10 +45,6 @@ class BlockMomentum:
           changes: Of how many workers.
         """
         return self(changes)
-
-    momentum: float | None
-    rate: float
-    ahead: bool
 
     def __call__(self, num_workers):
         known = self.momentum
@@ -72,13 +72,7 @@ class DelayedMomentum:
     c: float = 0.0
 
     def for_means(self, num_workers, changes):
-        """The same, where an update is the mean of the changes of some workers.
-
-        Args:
-          num_workers: Number of workers.
-          changes: Of how many workers.
-        """
-        # As many updates are the changes of all workers.
+        """As of `BlockMomentum`: as many updates are the changes of all."""
         return self(max(num_workers // changes, 1))
 
     def __call__(self, num_workers):

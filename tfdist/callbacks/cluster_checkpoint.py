@@ -345,7 +345,8 @@ class ClusterCheckpoint(keras.callbacks.Callback):
         if not cluster.is_chief or not self._has_saved:
             return
         if cluster.num_ps or cluster.num_workers == 1:
-            # Without servers it would wait for all workers.
+            # Without servers the end of `fit` has done so, and this would wait
+            # for all workers.
             self._strategy.flush()
         state, found = self._strategy.state.read(), self._files.newest(lazy="")
         if found is None or saved_state.are_equal(

@@ -38,18 +38,29 @@ def test_state_that_is_assigned_before_and_after_a_step_is_exchanged_once():
     assert call.kwargs["states"] == [both, before, after]
 
 
-@pytest.mark.parametrize("trains", [False, True])
-def test_state_that_is_exchanged_is_not_refreshed_without_parameters(trains):
-    # What a test step assigns is put back, and comes with no exchange.
+def assigned_state(evaluates, trains):
+    """State that a step has assigned.
+
+    Args:
+        evaluates: whether the step is one of an evaluation.
+        trains: whether an optimizer takes a step in it.
+    """
     state = variable(0, Role.STATE)
     with tf.Graph().as_default():
-        step = local_step.LocalStep(mock.Mock(), [], not trains)
+        step = local_step.LocalStep(mock.Mock(), [], evaluates)
         step.before_mutation(state)
         step.assigned(state)
         if trains:
             step._touched[1] = variable(1, Role.PARAMETER)
             step.assigned(variable(2, Role.CLOCK))
         step.finish()
+    return state
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_state_that_is_exchanged_is_not_refreshed_without_parameters(trains):
+    # What a test step assigns is put back, and comes with no exchange.
+    state = assigned_state(evaluates=not trains, trains=trains)
     assert replica_sync._is_lazy(state) != trains
 
 
@@ -132,13 +143,5 @@ def test_weights_that_gradients_overwrite_are_exchanged_as_state(monkeypatch):
 
 @pytest.mark.parametrize("trains", [False, True])
 def test_assignments_of_an_evaluation_count_if_they_last(trains):
-    state = variable(0, Role.STATE)
-    with tf.Graph().as_default():
-        step = local_step.LocalStep(mock.Mock(), [], True)
-        step.before_mutation(state)
-        step.assigned(state)
-        if trains:
-            step._touched[1] = variable(1, Role.PARAMETER)
-            step.assigned(variable(2, Role.CLOCK))
-        step.finish()
+    state = assigned_state(evaluates=True, trains=trains)
     assert state.num_assignments == trains

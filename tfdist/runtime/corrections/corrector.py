@@ -11,6 +11,7 @@ from tfdist.runtime.corrections.parameter_correction import ParameterCorrection
 from tfdist.runtime.corrections.slots import ServerSlots
 from tfdist.runtime.corrections.slots import dtype_of
 from tfdist.runtime.corrections.slots import name_of
+from tfdist.runtime.corrections.slots import place_of
 from tfdist.runtime.corrections.slots import read
 from tfdist.runtime.corrections.worker_corrections import WorkerCorrections
 from tfdist.runtime.variables import copies as copies_lib
@@ -202,7 +203,7 @@ class Corrector:
     def _backup(self, variable, piece, shard):
         return self._store.resource(
             shard,
-            f"given/{self._worker}/{_name(variable, piece)}",
+            f"given/{self._worker}/{place_of(variable, piece)}",
             variable.dtype,
             variable.shape_of(piece),
         )
@@ -446,8 +447,3 @@ def late_gradients(replays):
         for replay in replays
         if replay.gradient is not None
     ]
-
-
-def _name(variable, piece):
-    number = "" if piece is None else f"/{piece.number}"
-    return f"{variable.ordinal}{number}"

@@ -118,6 +118,12 @@ def dtype_of(variable):
     return tf.float32 if variable.dtype.size < 4 else variable.dtype
 
 
+def place_of(variable, piece):
+    """Part of a name that stands for a variable, or a `Piece` of it."""
+    number = "" if piece is None else f"/{piece.number}"
+    return f"{variable.ordinal}{number}"
+
+
 def name_of(correction, variable, piece, num_workers):
     """Name of the slots of a variable or piece of it, in a ledger.
 
@@ -130,8 +136,7 @@ def name_of(correction, variable, piece, num_workers):
       piece: A `Piece` of it, or None.
       num_workers: Number of workers.
     """
-    number = "" if piece is None else f"/{piece.number}"
-    name = f"correction/{variable.ordinal}{number}"
+    name = f"correction/{place_of(variable, piece)}"
     shape = variable.shape_of(piece).as_list()
     shapes = [correction.slots(shape, num_workers + k) for k in range(2)]
     return name if shapes[0] == shapes[1] else f"{name}/of-{num_workers}"

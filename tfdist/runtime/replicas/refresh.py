@@ -78,10 +78,11 @@ class Refresh:
           variables: Those that are refreshed. An optimizer's new slots are not
             what gradients were computed from.
         """
+        tables = [v for v in variables if v.role is Role.TABLE]
+        if all(table.is_slot for table in tables):
+            return False
         every = copies.primary_on(self._store, shard, self._store.variables)
-        return any(
-            v.role is Role.TABLE and not v.is_slot for v in variables
-        ) and (not any(v.role is Role.PARAMETER for v, _ in every))
+        return not any(v.role is Role.PARAMETER for v, _ in every)
 
     def _put_all(self, found):
         """Puts what has been read into the replicas.
