@@ -1,6 +1,5 @@
 """What the monitor writes, prints and knows, alone and on a cluster."""
 
-import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -213,52 +212,6 @@ def test_events_are_means_over_every_so_many_batches(model, tmp_path):
         written = events[f"cluster/{name}"]
         assert [step - before for step, _ in written] == [2, 4, 5]
         np.testing.assert_allclose([v for _, v in written], means, rtol=1e-5)
-
-
-class FullEvents:
-    """Events that do not fit onto the disk.
-
-    Args:
-        fails: what finds no room, "write" or "close".
-    """
-
-    def __init__(self, fails):
-        self._fails = fails
-
-    def as_default(self, step):
-        """Enters a scope of nothing."""
-        self._call("write")
-        return contextlib.nullcontext()
-
-    def close(self):
-        """Ends."""
-        self._call("close")
-
-    def _call(self, what):
-        if what == self._fails:
-            # As TensorFlow does; Keras takes it for the end of the data.
-            raise tf.errors.OutOfRangeError(None, None, "No space left")
-
-
-@pytest.mark.parametrize("fails", ["lines", "write", "close"])
-def test_a_full_disk_does_not_end_training(
-    model, tmp_path, monkeypatch, caplog, fails
-):
-    monkeypatch.setattr(
-        cluster_monitor, "_event_writer", lambda _: FullEvents(fails)
-    )
-    if fails == "lines":
-        (tmp_path / "steps-worker-0.jsonl").symlink_to("/dev/full")
-    monitor = ClusterMonitor(tmp_path, every_batches=2)
-    losses = fit(model, monitor, batches=5, epochs=2)["loss"]
-    assert len(losses) == 2
-    assert monitor.summary["gradients_pushed"] == 10
-    (error,) = (r.message for r in caplog.records if r.levelname == "ERROR")
-    assert f"cannot write to {tmp_path}" in error
-    assert "No space left" in error
-    if fails != "lines":
-        number = {"write": 2, "close": 10}[fails]
-        assert len(rows_of(monitor.jsonl_path)) == number
 
 
 def test_without_tensorboard_the_lines_are_written_all_the_same(
