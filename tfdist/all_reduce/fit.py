@@ -37,6 +37,7 @@ class FitCalls:
         self._numbers = itertools.count()
         # Of the last of these.
         self._data = data_number.DataNumber()
+        self._has_warned = False
         # Of the call that began last, from 0.
         self._first_epoch = 0
 
@@ -88,7 +89,8 @@ class FitCalls:
             self._first_epoch = private_keras_calls.epoch_of(frame)
             fit = Fit(self._engine, frame, running, self._stack.remove, number)
             data, self._data = self._data, data_number.DataNumber()
-            fit.begin(data)
+            chiefs = fit.begin(data.value)
+            self._has_warned = self._has_warned or data.warns(chiefs)
             self._stack.append(fit)
         if not self._stack:
             return self._engine.call(function, *args)
@@ -199,7 +201,10 @@ class Fit:
         """Called before the first step: all begin with the chief's values.
 
         Args:
-          data: The `DataNumber` of the call.
+          data: Value of the `DataNumber` of the call.
+
+        Returns:
+          That of the chief, an int.
         """
         if not isinstance(self._callbacks, keras.callbacks.CallbackList):
             raise ProgramError(
@@ -211,10 +216,7 @@ class Fit:
         model = self._model
         self._engine.read_told()  # Of steps before this call.
         optimizers = [] if model.optimizer is None else [model.optimizer]
-        chiefs = self._engine.adopt_model(
-            Moment.FIT, model, optimizers, data.value
-        )
-        data.warns(chiefs)
+        return self._engine.adopt_model(Moment.FIT, model, optimizers, data)
 
     def _put_around_callbacks(self):
         first = {
