@@ -200,14 +200,16 @@ def test_an_optimizer_that_reduces_is_found(monkeypatch):
     seen = []
 
     def all_reduce(self, reduce_op, value, options=None):
-        seen.append(private_keras_variables.is_applying_optimizer())
+        seen.append(private_keras_variables.optimizer_under_way())
+        is_under_way = private_keras_variables.is_applying_optimizer()
+        assert is_under_way == (seen[-1] is not None)
         return value
 
     monkeypatch.setattr(tf.distribute.ReplicaContext, "all_reduce", all_reduce)
     tf.distribute.get_replica_context().all_reduce("SUM", tf.constant(0.0))
     optimizer, variable = keras.optimizers.SGD(), keras.Variable(0.0)
     optimizer.apply([tf.constant(1.0)], [variable])
-    assert seen == [False, True]
+    assert seen == [None, optimizer]
 
 
 def test_spectral_normalization_is_found_where_it_assigns(monkeypatch):

@@ -183,14 +183,16 @@ def making():
     return None
 
 
+def optimizer_under_way():
+    """Returns the innermost optimizer that is being called, or None."""
+    callers = map(private_keras_calls.self_of, private_keras_calls.frames())
+    kind = keras.optimizers.Optimizer
+    return next((one for one in callers if isinstance(one, kind)), None)
+
+
 def is_applying_optimizer():
     """Whether an optimizer's step is what asks for a reduction."""
-    return any(
-        isinstance(
-            private_keras_calls.self_of(frame), keras.optimizers.Optimizer
-        )
-        for frame in private_keras_calls.frames()
-    )
+    return optimizer_under_way() is not None
 
 
 def is_saving():

@@ -124,6 +124,24 @@ def test_an_optimizer_does_as_without(strategy, optimizer, mode):
     assert_same(found, _plainly(optimizer))
 
 
+def test_eager_steps_that_accumulate_are_no_updates():
+    """Synchronous workers refuse what comes beside updates."""
+
+    def train(scope, **settings):
+        with scope:
+            model = perceptron()
+            compiled(model, OPTIMIZERS["accumulation"](), **settings)
+        # The first epoch leaves a gradient for the second.
+        model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+        return model.get_weights(), int(model.optimizer.iterations)
+
+    keras.utils.set_random_seed(7)
+    plain = train(contextlib.nullcontext())
+    keras.utils.set_random_seed(7)
+    found = train(STRATEGIES["sync"]().scope(), run_eagerly=True)
+    assert_same(found, plain)
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["jit", "eager"])
 def test_steps_per_execution(mode):

@@ -97,6 +97,43 @@ def test_updates_in_a_branch_are_of_the_weights_that_a_step_has_set():
     assert float(model.w) == 4.0
 
 
+class SlowWeights(keras.Model):
+    """Goes halfway back after its optimizer's step, and keeps the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = self.add_weight(shape=(), initializer="zeros")
+        self.loss_before = self.add_weight(
+            shape=(), initializer="zeros", trainable=False
+        )
+
+    def call(self, x):
+        return x * self.w
+
+    def train_step(self, data):
+        del data
+        slow = tf.identity(self.w)
+        with tf.GradientTape() as tape:
+            loss = self.w + 1.0
+            scaled = self.optimizer.scale_loss(loss)
+        self.optimizer.apply(tape.gradient(scaled, [self.w]), [self.w])
+        self.loss_before.assign(loss)
+        self.w.assign((slow + self.w) / 2)
+        return {"loss": loss}
+
+
+def test_what_was_read_before_an_update_in_a_branch_stays_as_it_was():
+    with tfdist.AsyncStrategy().scope():
+        model = SlowWeights()
+        model.compile(
+            keras.optimizers.LossScaleOptimizer(
+                keras.optimizers.SGD(1.0), initial_scale=1.0
+            )
+        )
+    model.fit(X, verbose=0)
+    assert [float(w) for w in model.weights] == [-0.5, 1.0]
+
+
 def test_a_counter_of_a_wrapper_is_raised_in_a_branch():
     with tfdist.AsyncStrategy().scope():
         model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])

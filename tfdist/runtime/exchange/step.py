@@ -49,6 +49,11 @@ def step_counter(optimizer):
     )
 
 
+def _accumulates(optimizer):
+    rule = getattr(optimizer, "inner_optimizer", optimizer)
+    return bool(getattr(rule, "gradient_accumulation_steps", None))
+
+
 def local_scalars_of(optimizer):
     """The worker's own scalars of an optimizer, such as its learning rate."""
     values = [getattr(v, "value", v) for v in optimizer.variables]
@@ -107,11 +112,7 @@ class Step:
         """The pending records of the current graph."""
         graph = tf.compat.v1.get_default_graph()
         if graph not in self._pending:
-            settled = 0 if self._ticketed else None
-            first = self._first if graph is self._root else 0
-            self._pending[graph] = pending_records.Pending(
-                settled=settled, first=first
-            )
+            self._begin(graph)
             # What an enclosing graph did after its optimizer's step comes
             # before what is recorded in this one, and so does a parameter
             # that the step assigned before an optimizer in a branch.
@@ -122,6 +123,22 @@ class Step:
                 ):
                     self._flush(outer)
         return self._pending[graph]
+
+    def _begin(self, graph):
+        self._pending[graph] = pending_records.Pending(
+            settled=0 if self._ticketed else None,
+            first=self._first if graph is self._root else 0,
+        )
+
+    def _settle(self, graph):
+        """Takes note that an optimizer's updates were exchanged in a graph."""
+        while graph is not self._root:
+            # It reads older values before them, and the newest ones after.
+            graph = graph.outer_graph
+            if graph not in self._pending:
+                self._begin(graph)
+        for known, pending in self._pending.items():
+            pending.settled = len(known.get_operations())
 
     def reduced(self, tensors):
         """Takes note of gradients that an optimizer is about to apply.
@@ -206,6 +223,10 @@ class Step:
                 self._flush(graph)
             if variable.ordinal in self._ticketed:
                 return  # The server has counted it.
+            if self.is_eager and _accumulates(
+                private_keras_variables.optimizer_under_way()
+            ):
+                return  # It counts with the next update.
             # A step of an optimizer that has others do its updates.
             getattr(variable.pulled, kind)(value)
         if variable.pieces and variable.role is Role.PARAMETER:
@@ -384,12 +405,10 @@ class Step:
         if counter is not None:
             self._ticketed.add(counter.ordinal)
             self.num_updates += 1
-            rule = getattr(optimizer, "inner_optimizer", optimizer)
-            if getattr(rule, "gradient_accumulation_steps", None):
+            if _accumulates(optimizer):
                 self.accumulates = True
             self._runtime.batch_progress.check(self)
-            for other, known in self._pending.items():
-                known.settled = len(other.get_operations())
+            self._settle(graph)
 
     def exchange(self, graph, recorded, optimizer, barriers, settled):
         """Builds the exchange of what was recorded.
