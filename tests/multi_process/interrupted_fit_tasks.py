@@ -70,3 +70,17 @@ def ends_at_once(program):
 
     caught(program, program.value, callbacks=[Fails()])
     program.fit(program.value, program.value)
+
+
+def interrupted_with_averages(program):
+    """One worker's call is interrupted; `fit` puts averages in place."""
+    with program.strategy.scope():
+        program.compile(
+            keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.0)
+        )
+    if program.worker:
+        callback = decision_tasks.At({1: interrupt})
+        caught(program, *[program.value] * 4, callbacks=[callback])
+    else:
+        program.fit(*[program.value] * 4)
+    program.fit(program.value, program.value)

@@ -33,3 +33,20 @@ def test_the_next_call_begins_at_once_and_all_steps_count(cluster):
             assert seen[name][0] == -steps * update, (method, name)
     for worker in workers:
         assert "Gave up" not in worker.output()
+
+
+def test_averages_are_put_in_place_without_who_was_interrupted(cluster):
+    made = cluster(num_workers=2)
+    made.start_servers()
+    workers = made.start_workers(
+        "interrupted_fit_tasks:run",
+        methods=["async"],
+        programs=["interrupted_with_averages"],
+    )
+    made.finish()
+    first, second = interrupted_fit_tasks.VALUES
+    for worker in workers:
+        (weight, *_) = worker.report()["async"]["interrupted_with_averages"]
+        # The second has made one step in its first call.
+        assert weight == -(6 * first + 3 * second)
+        assert "Gave up" not in worker.output()

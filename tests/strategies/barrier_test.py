@@ -76,7 +76,7 @@ def test_a_barrier_waits_for_the_same_call_of_the_others(has_trained):
     )
     for called in (1, 2, 3):
         if has_trained:
-            strategy._settled_at = None
+            strategy._runtime._settled_at = None
         strategy.barrier()
         assert len(reads) == 2 * called
     # First values are given when training begins: a checkpoint may have others.

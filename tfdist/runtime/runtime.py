@@ -108,6 +108,8 @@ class Runtime:
         self.files = files or files_lib.Unshared()
         # Calls of `fit` on this worker.
         self.fits = 0
+        # Training steps, and calls of `fit`, at the last end of training.
+        self._settled_at = (0, 0)
         # How many shares the data of the last `fit` was divided into; None
         # where each worker has all that it is given.
         self.data_shares = None
@@ -290,6 +292,14 @@ class Runtime:
         self.fits += 1
         self.local.watch(call, frame)
         self.coordination.watch(call, frame)
+
+    def settle(self):
+        """Ends what this worker has trained; returns whether it had."""
+        # Also who has found no data has trained.
+        count = self.journal.trained, self.fits
+        has_trained = count != self._settled_at
+        self._settled_at = count
+        return has_trained
 
     def note_data(self, checksum, is_seed):
         """Takes note of the data of a call; see `ChiefDecisions.note_data`."""

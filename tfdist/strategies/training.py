@@ -38,8 +38,6 @@ class TrainingMixin:
             if config.num_ps
             else reports.OwnReports(config)
         )
-        # Training steps, and calls of `fit`, at the last end of training.
-        self._settled_at = (0, 0)
 
     def updates_applied(self) -> list[int]:
         """Updates that each server has applied so far, a list of ints."""
@@ -323,11 +321,8 @@ class TrainingMixin:
     def _ends_training(self):
         """Ends what this worker has trained; returns whether it had."""
         self._runtime.local.finish()
-        # Also who has found no data has trained.
-        count = self._runtime.journal.trained, self._runtime.fits
-        if count == self._settled_at:
+        if not self._runtime.settle():
             return False
-        self._settled_at = count
         self.deregister()
         return True
 

@@ -14,6 +14,7 @@ from absl import logging
 import keras
 import tensorflow as tf
 
+from tfdist import model_optimizers
 from tfdist import private_keras_calls
 from tfdist.cluster import fit_progress
 from tfdist.data_shares import data_number
@@ -200,6 +201,10 @@ class ChiefDecisions:
         if fit.has_begun:
             self._values.end(fit.model, fit.number)
             self._fits.close()
+            if model_optimizers.averages_weights(fit.model):
+                # The others wait for all before they put averages in place.
+                if self._runtime.settle():
+                    self._membership.arrive()
             self._tell()
 
     def _next_number(self, model):
