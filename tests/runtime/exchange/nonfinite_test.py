@@ -270,6 +270,40 @@ def test_loss_scaling_is_no_poison(choice):
     }
 
 
+class Highest(keras.layers.Layer):
+    """Keeps the highest input of the training."""
+
+    def build(self, shape):
+        del shape
+        self.highest = self.add_weight(
+            shape=(),
+            initializer=keras.initializers.Constant(-np.inf),
+            trainable=False,
+        )
+
+    def call(self, x, training=False):
+        if training:
+            highest = keras.ops.max(x)
+            self.highest.assign(
+                keras.ops.cond(
+                    highest > self.highest,
+                    lambda: highest,
+                    lambda: self.highest + 0.0,
+                )
+            )
+        return x
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_state_may_begin_with_infinity(run_eagerly):
+    with tfdist.AsyncStrategy().scope():
+        model = keras.Sequential([keras.Input([1]), Highest()])
+        model.compile("sgd", "mse", run_eagerly=run_eagerly)
+    x = np.array([[2.0], [5.0], [3.0]], "float32")
+    model.fit(x, x, batch_size=1, shuffle=False, verbose=0)
+    assert model.get_weights() == [5.0]
+
+
 def test_ignore_does_not_look():
     with tfdist.AsyncStrategy(nonfinite="ignore").scope():
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])

@@ -25,9 +25,13 @@ class Update:
     before: object = None
 
 
+MOVE = "move"
+"""Kind of a `Mutation` that does again what made `value` of `before`."""
+
+
 @dataclasses.dataclass
 class Mutation:
-    """`variable.<kind>(value)` in the user's code."""
+    """`variable.<kind>(value)` in the user's code, or `MOVE`."""
 
     variable: object
     kind: str
@@ -92,6 +96,24 @@ def _is_of_state(record):
     return is_new_value and record.variable.role is Role.STATE
 
 
+def _moved(record, resolve):
+    """What a `MOVE` makes of the newest value: the same difference is added.
+
+    From or to infinity there is none, and the new value takes the place.
+    """
+    take_value, take_before = (
+        resolve(tensor, lift=False) for tensor in (record.value, record.before)
+    )
+
+    def take(sent, section):
+        value, before = take_value(sent, section), take_before(sent, section)
+        newest = tf.convert_to_tensor(record.variable)
+        moved = newest + (value - before)
+        return tf.where(tf.math.is_finite(moved), moved, value)
+
+    return take
+
+
 def pieces_on(shard, variable):
     """The pieces of `variable` on a server; `[None]` if it is whole."""
     if not variable.pieces:
@@ -126,14 +148,13 @@ def prepare(record, piece, *, live, lifter, buffer):
         lifter, live, buffer, record.variable, piece
     )
     if isinstance(record, Mutation):
-        if _is_of_state(record) and lifter.loses(
-            record.value, record.variable, live
+        if record.kind == MOVE or (
+            _is_of_state(record)
+            and lifter.loses(record.value, record.variable, live)
         ):
-            change = record.value - record.before
-            record = dataclasses.replace(
-                record, kind="assign_add", value=change
-            )
-        if record.plan is None:
+            take = _moved(record, resolve)
+            record = dataclasses.replace(record, kind="assign")
+        elif record.plan is None:
             take = resolve(record.value)
         else:
             take = resolve.planned(record.plan)

@@ -131,7 +131,10 @@ class EagerStep(step_lib.Step):
             super().record_mutation(variable, kind, value, before)
             return
         value = tf.convert_to_tensor(value, dtype=variable.dtype)
-        super().record_mutation(variable, "assign_add", value - before, before)
+        kind = records.MOVE
+        if variable.role is not Role.STATE:
+            kind, value = "assign_add", value - before
+        super().record_mutation(variable, kind, value, before)
 
     def exchange(self, graph, recorded, optimizer, barriers, settled):
         """Exchanges what was recorded; see `Step.exchange`."""
