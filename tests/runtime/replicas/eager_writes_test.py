@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 
+from tests.averaging import virtual_workers
 from tests.runtime.exchange import delay_test
 import tfdist
 from tfdist.runtime.variables.server_scope import read_replica
@@ -84,3 +85,28 @@ def test_parameters_and_statistics_that_are_read_are_of_one_moment():
     np.testing.assert_allclose(mean.numpy(), 3 * [0.1], rtol=1e-6)
     first.runtime.pull()
     np.testing.assert_allclose(mean.numpy(), 3 * [0.59], rtol=1e-6)
+
+
+def test_workers_that_load_a_step_counter_stay_in_step():
+    """What Keras saves between two updates has one step too many."""
+    workers = virtual_workers.VirtualWorkers(
+        2,
+        None,
+        build=virtual_workers.linear(
+            lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+        ),
+    )
+    batch = np.ones([1, delay_test.FEATURES]), np.ones([1, 1])
+    for _ in range(3):
+        workers.step(0, *batch)
+    saved = {}
+    workers.models[0].optimizer.save_own_variables(saved)
+    for model in workers.models:
+        model.optimizer.load_own_variables(saved)
+    for made in (0, 1, 2):
+        for k in (0, 1):
+            workers.step(k, *batch)
+        workers.runtimes[1].pull()
+        # Each makes the second step of an update, and the first of the next.
+        counted = read_replica(workers.models[1].optimizer._iterations.value)
+        assert counted == [6, 7, 10][made]

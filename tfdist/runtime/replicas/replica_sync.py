@@ -301,13 +301,14 @@ class Synchronizer:
 
     def after_write(self, variable):
         """Passes an eager assignment on to the servers."""
+        # As it is here: to read it eagerly would refresh it first.
+        own = value = read_replica(variable)
         if variable.role is Role.ITERATIONS and variable.pulled is not None:
-            # As it is here: to read it eagerly would refresh it first.
-            variable.pulled.assign_replica(read_replica(variable))
+            value = _of_updates(value)
+            variable.pulled.assign_replica(value)
         if not self._is_committed(variable):
             return
         if self.writes_pass:
-            value = read_replica(variable)
             self._traced.call(
                 ("write", variable.ordinal),
                 lambda value: self._build_write(variable, value),
@@ -315,9 +316,9 @@ class Synchronizer:
             )
             # Where a server was lost meanwhile, recovery has pulled what the
             # servers held before.
-            for replica in (variable, variable.pulled):
-                if replica is not None:
-                    replica.assign_replica(value)
+            variable.assign_replica(own)
+            if variable.pulled is not None:
+                variable.pulled.assign_replica(value)
             return
         self._store.forget_rows(variable)
         if not (self._warned or private_keras_calls.is_in_callback()):
@@ -439,3 +440,13 @@ class Synchronizer:
         for shard, numbers in writes.items():
             with tf.device(store.worker_device):
                 store.set_pulled_writes(shard, tf.reduce_max(numbers))
+
+
+def _of_updates(count):
+    """Steps that are in updates, of a step counter that Keras loads.
+
+    With the last ones the saved worker has only accumulated gradients.
+    """
+    optimizer = private_keras_variables.optimizer_under_way()
+    steps = getattr(optimizer, "gradient_accumulation_steps", None)
+    return count - count % steps if steps else count
