@@ -4,6 +4,7 @@ import json
 import types
 
 import keras
+import numpy as np
 import pytest
 
 from tests import nightly
@@ -300,6 +301,37 @@ def test_a_model_that_has_gone_on_is_not_set_back_with_another(
     before, after, resumed = run(4)
     assert_same(after, before, 0.0)
     assert_same(resumed, trained, 0.0)
+
+
+def test_ids_and_rates_of_a_model_that_has_gone_on_are_not_set_back(tmp_path):
+    def run(epochs):
+        strategy = tfdist.AsyncStrategy(table_bytes=1)
+        with strategy.scope():
+            table = tfdist.layers.DynamicEmbedding(2, 100, admit_after=2)
+            first = keras.Sequential(
+                [
+                    keras.Input((1,), dtype="int64"),
+                    table,
+                    keras.layers.Flatten(),
+                    keras.layers.Dense(1),
+                ]
+            )
+            second = keras.Sequential(
+                [keras.Input((1,)), keras.layers.Dense(1)]
+            )
+            for model in (first, second):
+                model.compile(SGD(0.5), "mse")
+        checkpoints = [ClusterCheckpoint(tmp_path / str(k)) for k in range(2)]
+        x = np.arange(8)[:, None]
+        first.fit(x, x, epochs=epochs, callbacks=checkpoints[:1], verbose=0)
+        first.optimizer.learning_rate = 1 / epochs
+        second.fit(x, x, callbacks=checkpoints[1:], verbose=0)
+        (counts,) = table.counts()
+        return counts["used"], float(first.optimizer.learning_rate)
+
+    # An id has a row when it has come twice.
+    assert run(1) == (0, 1.0)
+    assert run(2) == (8, 0.5)
 
 
 def _diloco():

@@ -128,6 +128,10 @@ class AllReduceState(tf.train.experimental.PythonState):
         numbers = {id(v): number for number, v in self._variables()}
         return [numbers.get(id(variable)) for variable in variables]
 
+    def arrays_beside(self, variables):
+        """Arrays of variables that have other numbers: none here."""
+        return []
+
     # Of a call of `fit`, for callbacks: none here has a number that all workers
     # know, or is over elsewhere.
     fit_number, is_passed = 0, False

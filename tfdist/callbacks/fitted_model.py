@@ -7,10 +7,15 @@ refused.
 """
 
 import dataclasses
+import re
 
 from tfdist.saved_state import ModelMismatchError
 
 KEY = "fitted"
+_OF_VARIABLE = re.compile(
+    r"(?:variable|table|ahead|local_steps(?:/own|/anchor)?"
+    r"|(?:own_)?correction/[^/]+)/(\d+)(?=/|$)"
+)
 
 
 def describe(model, state):
@@ -23,8 +28,9 @@ def describe(model, state):
     Returns:
       A dict that JSON can hold. `weights` and `slots` are lists of number (see
       `TrainingState.numbers_of`), name, type and shape; `slots` are all
-      variables of the optimizer. `optimizer` lists the names of its class and
-      of the classes of optimizers within it.
+      variables of the optimizer. `beside` lists arrays of these variables that
+      have other numbers, see `arrays_beside`. `optimizer` lists
+      the names of its class and of the classes of optimizers within it.
     """
     weights = list(model.weights)
     paths = sorted((w.path.replace("/", "_") for w in weights), key=len)
@@ -37,6 +43,7 @@ def describe(model, state):
         "weights": _entries(weights, [w.path for w in weights], state),
         "optimizer": _classes(optimizer),
         "slots": _entries(slots, [_kind(v.name, paths) for v in slots], state),
+        "beside": state.arrays_beside([v.value for v in (*weights, *slots)]),
     }
 
 
@@ -84,25 +91,34 @@ def without_others(saved, headers):
     if KEY not in saved.header:
         return saved
     own = _by_number(saved.header[KEY]["weights"])
-    left = {
-        number
+    others = [
+        there
         for there in fitted
         if not own.keys() & _by_number(there["weights"])
+    ]
+    numbers = {
+        number
+        for there in others
         for number in _by_number(there["weights"] + there["slots"])
     }
+    beside = {name for there in others for name in there.get("beside", ())}
     arrays = {
         name: array
         for name, array in saved.arrays.items()
-        if not _is_of(name, left)
+        if not (_is_of(name, numbers) or _place(name) in beside)
     }
     return dataclasses.replace(saved, arrays=arrays)
 
 
 def _is_of(name, numbers):
     """Whether an array of a saved state is of one of some variables."""
-    kind, _, rest = name.partition("/")
-    number, _, _ = rest.partition("/")
-    return kind in ("variable", "table") and int(number) in numbers
+    found = _OF_VARIABLE.match(name)
+    return found is not None and int(found[1]) in numbers
+
+
+def _place(name):
+    """Kind and number of an array of a saved state."""
+    return "/".join(name.split("/")[:2])
 
 
 def check_is_known(header, model, state):

@@ -108,6 +108,30 @@ def is_of_model(saved):
     )
 
 
+def arrays_beside(store, variables):
+    """Arrays of variables in a saved state that have other numbers.
+
+    Those of columns of tables, and of what is this worker's own.
+
+    Args:
+      store: The `ParameterStore`.
+      variables: List of its variables.
+
+    Returns:
+      A list of names, without what follows the number.
+    """
+    columns = [
+        column.ordinal
+        for variable in variables
+        for column in getattr(variable, "columns", {}).values()
+    ]
+    numbers = {
+        id(variable): number for number, variable in store.locals.items()
+    }
+    own = [numbers[id(v)] for v in variables if id(v) in numbers]
+    return [*(f"table/{k}" for k in columns), *(f"local/{k}" for k in own)]
+
+
 def is_measured(variable):
     """Whether a variable is of this run, and not of the training."""
     return variable_names.leaf(variable.name).endswith(_MEASURED)

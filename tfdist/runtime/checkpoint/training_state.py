@@ -300,6 +300,10 @@ class TrainingState(tf.train.experimental.PythonState):
         """
         return [getattr(one, "ordinal", None) for one in variables]
 
+    def arrays_beside(self, variables):
+        """See `fitting_state.arrays_beside`."""
+        return fitting_state.arrays_beside(self._store, variables)
+
     @property
     def has_come_back(self):
         """Whether servers hold a run that this process has not trained in."""
