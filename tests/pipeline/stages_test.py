@@ -86,7 +86,10 @@ def test_a_weight_that_is_read_from_elsewhere_is_refused():
     split = stages_lib.split(model, ["last"], DEVICES[:2])
     with pytest.raises(ValueError, match=r"stage 1 \(last\) reads .*kernel"):
         run(model, split, np.ones((2, 4), "float32"), training=True)
-    # In one stage with it, it has a gradient.
+    # Frozen, it needs no gradient; in one stage with it, it has one.
+    model.layers[0].trainable = False
+    run(model, split, np.ones((2, 4), "float32"), training=True)
+    model.layers[0].trainable = True
     split = stages_lib.split(model, 1, DEVICES[:1])
     run(model, split, np.ones((2, 4), "float32"), training=True)
 

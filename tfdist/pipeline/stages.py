@@ -42,7 +42,17 @@ class Stage:
         are outputs of the model.
     """
 
-    def __init__(self, index, devices, calls, inputs, outputs):
+    def __init__(self, index, devices, calls, inputs, outputs, of_model=()):
+        """Makes it.
+
+        Args:
+          index: See above, as `devices`, `inputs` and `outputs`.
+          devices: The same.
+          calls: Its calls, a list.
+          inputs: See above.
+          outputs: See above.
+          of_model: The calls of all stages, a list.
+        """
         self.index = index
         self.devices = tuple(devices)
         self.inputs = tuple(inputs)
@@ -51,6 +61,7 @@ class Stage:
         self._fixed = None
         self._trainable = None
         self._calls = calls
+        self._of_model = of_model
         self._context = _Context(self._run_calls)
 
     @property
@@ -175,7 +186,15 @@ class Stage:
         return outputs, after
 
     def _check_read(self, variables):
-        # Those of the stage are tensors here.
+        # Those of the stage are tensors here; TensorFlow does not know which
+        # ones Keras has frozen.
+        frozen = {
+            id(variable.value)
+            for call in self._of_model
+            for variable in getattr(call.operation, "variables", ())
+            if not variable.trainable
+        }
+        variables = [v for v in variables if id(v) not in frozen]
         if variables:
             raise ValueError(
                 f"A layer of stage {self.index} ({', '.join(self.names)}) "
@@ -314,7 +333,7 @@ def stages_between(model, bounds, devices):
             if key in later
         ]
         inputs = [key for key in taken if key not in made]
-        result.append(Stage(index, replicas, own, inputs, outputs))
+        result.append(Stage(index, replicas, own, inputs, outputs, calls))
     return result
 
 
