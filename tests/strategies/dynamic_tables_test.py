@@ -392,3 +392,12 @@ def test_files_without_ids_are_refused(trained, tmp_path):
     with pytest.raises(ValueError, match=r"dynamic table.*ClusterCheckpoint"):
         fit(model, ids_of(x), callbacks=[checkpoint])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_was_never_fitted_leaves_an_existing_file(tmp_path):
+    model, _ = dynamic(strategy_with_tables())
+    path = tmp_path / "model.weights.h5"
+    path.write_text("of before")
+    with pytest.raises(ValueError, match=r"items/embeddings' is a dynamic"):
+        model.save_weights(path)
+    assert path.read_text() == "of before"

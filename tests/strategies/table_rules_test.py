@@ -88,6 +88,37 @@ class Adam(Rule):
         return -size * self.s[ids] / (np.sqrt(self.v[ids]) + 1e-7)
 
 
+class Averaged(keras.optimizers.Optimizer):
+    """A user's own optimizer, which moves weights by averages of gradients."""
+
+    def build(self, variables):
+        """Makes the averages."""
+        if self.built:
+            return
+        super().build(variables)
+        self.averages = [
+            self.add_variable_from_reference(v, name="moving_average")
+            for v in variables
+        ]
+
+    def update_step(self, gradient, variable, learning_rate):
+        """Averages, and moves."""
+        average = self.averages[self._get_variable_index(variable)]
+        self.assign(average, 0.9 * average + 0.1 * gradient)
+        self.assign_sub(variable, learning_rate * average)
+
+
+class MovingAverage(Rule):
+    """s <- 0.9 s + 0.1 g; w <- w - a s."""
+
+    made = Averaged
+
+    def change(self, ids, g, t):
+        """Returns the rows' change."""
+        self.s[ids] = 0.9 * self.s[ids] + 0.1 * g
+        return -RATE * self.s[ids]
+
+
 class RecordedRows(keras.callbacks.Callback):
     """Keeps all rows after each batch."""
 
@@ -115,7 +146,8 @@ def examples():
 
 
 @pytest.mark.parametrize(
-    "kind", nightly.also([Adagrad], [Adam, Sgd, Momentum, RMSprop])
+    "kind",
+    nightly.also([Adagrad, MovingAverage], [Adam, Sgd, Momentum, RMSprop]),
 )
 def test_rows_of_a_batch_move_by_the_rule_and_no_other(kind):
     strategy = strategy_with_tables()

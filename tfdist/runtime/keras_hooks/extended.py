@@ -54,7 +54,8 @@ class ParameterServerExtended(one_replica.WorkerExtended):
         if not isinstance(reference, ReplicaVariable):
             reference = None
         maker, kwargs = self._begin_variable(kwargs)
-        if self._runtime.files.is_shared:
+        has_tables = self._store.tables.from_bytes is not None
+        if self._runtime.files.is_shared or has_tables:
             models.see_callers(self._runtime.files)
         made_by_optimizer = isinstance(maker, keras.optimizers.Optimizer)
         table = new_tables.create(self._store, reference, maker, kwargs)

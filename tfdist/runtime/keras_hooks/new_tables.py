@@ -95,8 +95,10 @@ class ChecksRowsAlone:
 
 def _create_slot(store, table, kwargs):
     making = private_keras_variables.making()
+    optimizer = private_keras_variables.optimizer_under_way()
     for ending, setting in _OF_WHOLE_TABLES.items():
-        if (kwargs.get("name") or "").endswith(ending):
+        is_named = (kwargs.get("name") or "").endswith(ending)
+        if is_named and getattr(optimizer, setting, None):
             raise table.refusal(f"{setting} of the optimizer")
     shape = tuple(table.shape)
     build_values = None
