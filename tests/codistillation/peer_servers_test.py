@@ -1,3 +1,4 @@
+import json
 import types
 
 import keras
@@ -8,6 +9,7 @@ import tfdist
 from tfdist.codistillation import Group
 from tfdist.codistillation import PeerServers
 from tfdist.codistillation import server_session
+from tfdist.codistillation.exchange import PeerUnavailableError
 
 SERVERS = [["a:1", "a:2"], ["b:1"]]
 
@@ -27,20 +29,60 @@ def test_malformed_arguments_are_refused(arguments, message):
         PeerServers(**arguments)
 
 
-def in_cluster():
+def in_cluster(number=0, group=0):
     """A model that a cluster trains, as far as `bind` looks at it."""
     strategy = types.SimpleNamespace(
-        cluster=types.SimpleNamespace(num_ps=2, ps_addresses=("a:1", "a:2")),
-        layout=lambda variables: {},
+        cluster=types.SimpleNamespace(
+            num_ps=2, ps_addresses=SERVERS[group], is_chief=True
+        ),
+        layout=lambda variables: {"variables": [number]},
     )
     return types.SimpleNamespace(distribute_strategy=strategy, variables=[])
 
 
-def test_the_groups_own_servers_will_do():
+@pytest.fixture
+def texts(monkeypatch):
+    """What has been left on servers, by its name there."""
+    left = {}
+
+    def leave(server, name, text, deadline):
+        left[server, name] = text
+
+    def read(server, name, what, deadline):
+        if (server, name) not in left:
+            raise PeerUnavailableError(what)
+        return left[server, name]
+
+    monkeypatch.setattr(server_session, "leave_text", leave)
+    monkeypatch.setattr(server_session, "read_text", read)
+    return left
+
+
+def bound(number, model):
+    """The exchange of a group that is about to train a model."""
+    exchange = PeerServers()
+    exchange.bind(Group(number, 2, SERVERS), in_cluster(model, number))
+    return exchange
+
+
+def test_a_former_model_of_a_group_teaches_no_more(texts):
+    bound(1, model=0).publish(checkpoint([], group=1, step=1))
+    ((place, text),) = texts.items()
+    # A second `fit` of the same model leaves its layout where it is.
+    bound(1, model=0)
+    assert texts == {place: text} and json.loads(text)["variables"] == [0]
+    bound(1, model=1)
+    with pytest.raises(PeerUnavailableError, match="nothing of the model"):
+        bound(0, model=1).fetch(1, None)
+
+
+def test_the_groups_own_servers_will_do(texts):
     PeerServers().bind(Group(0, 2, SERVERS), in_cluster())
 
 
-def test_a_server_that_is_started_again_is_told_where_weights_are(monkeypatch):
+def test_a_server_that_is_started_again_is_told_where_weights_are(
+    monkeypatch, texts
+):
     left = []
     monkeypatch.setattr(
         server_session, "leave_text", lambda *arguments: left.append(arguments)

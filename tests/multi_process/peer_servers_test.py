@@ -40,7 +40,9 @@ class Reader:
     def __init__(self, peer_servers, model=None, peer=1, **arguments):
         self.model = model or groups.build_model()
         strategy = types.SimpleNamespace(
-            cluster=types.SimpleNamespace(num_ps=1, ps_addresses=(NOBODY,)),
+            cluster=types.SimpleNamespace(
+                num_ps=1, ps_addresses=(NOBODY,), is_chief=False
+            ),
             layout=lambda variables: None,
         )
         bound = types.SimpleNamespace(

@@ -17,6 +17,7 @@ from tfdist.codistillation import server_session
 from tfdist.codistillation import weights as weights_lib
 from tfdist.codistillation.exchange import Checkpoint
 from tfdist.codistillation.exchange import Exchange
+from tfdist.codistillation.exchange import PeerUnavailableError
 from tfdist.codistillation.exchange import UnusableCheckpointError
 from tfdist.codistillation.server_weights import ServerWeights
 
@@ -117,6 +118,45 @@ class PeerServers(Exchange):
             for number in range(group.num_groups)
             if number != group.index
         }
+        if cluster.is_chief:
+            self._withdraw()
+
+    def _withdraw(self):
+        """Takes back the layout of another model that this group has trained.
+
+        Its weights may still be on the servers, and must not teach any more.
+        """
+        try:
+            left = self._read(self._own)
+            if left and not self._is_own(left):
+                self._leave("")
+        except PeerUnavailableError:
+            pass  # Nothing was published there, or it is lost.
+
+    def _is_own(self, text):
+        own = json.loads(json.dumps(self._layout()))
+        try:
+            return json.loads(text).items() >= own.items()
+        except (AttributeError, ValueError):
+            return False
+
+    def _layout(self):
+        return self._strategy.layout(
+            weights_lib.exchanged_variables(self._model)
+        )
+
+    def _read(self, server, deadline=None):
+        return server_session.read_text(
+            server,
+            _LAYOUT,
+            "the layout of its weights",
+            deadline or sessions.Deadline(self._timeout),
+        )
+
+    def _leave(self, text):
+        server_session.leave_text(
+            self._own, _LAYOUT, text, sessions.Deadline(self._timeout)
+        )
 
     def _servers(self, group):
         servers = group.servers if self._given is None else self._given
@@ -153,25 +193,21 @@ class PeerServers(Exchange):
             "group": checkpoint.group,
             "run": checkpoint.run,
             "initial": checkpoint.initial,
-            **self._strategy.layout(
-                weights_lib.exchanged_variables(self._model)
-            ),
+            **self._layout(),
         }
-        server_session.leave_text(
-            self._own,
-            _LAYOUT,
-            json.dumps(layout),
-            sessions.Deadline(self._timeout),
-        )
+        self._leave(json.dumps(layout))
 
     def fetch(
         self, peer: int, newer_than: Checkpoint | None
     ) -> Checkpoint | None:
         peer = self._peers[peer]
         deadline = sessions.Deadline(self._timeout)
-        text = server_session.read_text(
-            peer.servers[0], _LAYOUT, "the layout of its weights", deadline
-        )
+        text = self._read(peer.servers[0], deadline)
+        if not text:
+            raise PeerUnavailableError(
+                f"group {peer.servers[0].group} has published nothing of the "
+                "model that it trains now"
+            )
         if text != peer.text:
             peer.read_by(text, self._model, self._dtype)
         with peer.reader.opened(deadline) as conversation:
