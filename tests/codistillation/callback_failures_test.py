@@ -18,7 +18,9 @@ from tests.codistillation.exchanging import train
 from tests.codistillation.exchanging import weights
 from tests.codistillation.scripted_exchange import ScriptedExchange
 from tests.codistillation.scripted_exchange import checkpoint
+import tfdist
 from tfdist.codistillation import Codistillation
+from tfdist.codistillation import Codistilled
 from tfdist.codistillation import PeerUnavailableError
 from tfdist.codistillation import UnusableCheckpointError
 from tfdist.codistillation import callback as callback_lib
@@ -93,6 +95,23 @@ def test_models_that_no_peer_could_use_are_refused():
     exchange.same_architecture = False
     with pytest.raises(ValueError, match="'dense.*' is stateful"):
         train(exchange, model=codistilled(stateful()))
+
+
+def test_tables_are_refused_before_anything_is_made_of_them():
+    with tfdist.AsyncStrategy(table_bytes=1).scope():
+        student = keras.Sequential(
+            [
+                keras.Input((1,), dtype="int32"),
+                keras.layers.Embedding(4, 2, name="items"),
+            ]
+        )
+        model = Codistilled(student, burn_in_steps=1)
+        model.compile("sgd", "mse")
+    exchange = ScriptedExchange([])
+    exchange.bind = None
+    callback = Codistillation(exchange, group=0, num_groups=2)
+    with pytest.raises(ValueError, match=r"items/embeddings.*whole weights"):
+        model.fit(np.ones([2, 1]), np.ones([2, 2]), callbacks=[callback])
 
 
 def test_training_goes_on_when_nothing_can_be_published(caplog):

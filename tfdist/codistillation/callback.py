@@ -153,6 +153,7 @@ class Codistillation(keras.callbacks.Callback):
     def _prepare(self):
         """Binds to the model's variables, which the first step may make."""
         self._is_ready = True
+        weights_lib.refuse_tables(self._student)
         self._exchange.bind(self.group, self._student)
         self._initial = None
         if self._is_chief:

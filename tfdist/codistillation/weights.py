@@ -6,6 +6,7 @@ import keras
 import numpy as np
 
 from tfdist import variable_names
+from tfdist.runtime.variables.variables import Role
 
 
 def exchanged_variables(model):
@@ -21,6 +22,22 @@ def exchanged_variables(model):
       A list of `keras.Variable`, in the order of `model.variables`.
     """
     return [v for v in model.variables if not variable_names.is_seed(v.name)]
+
+
+def refuse_tables(model):
+    """Refuses a model with a table that is on servers alone.
+
+    Args:
+      model: A built `keras.Model`.
+
+    Raises:
+      ValueError: It has one, which it names.
+    """
+    for variable in exchanged_variables(model):
+        if getattr(variable.value, "role", None) is Role.TABLE:
+            raise variable.value.refusal(
+                "codistillation, which exchanges whole weights"
+            )
 
 
 def snapshot(model):

@@ -48,8 +48,6 @@ def _described(store, variable):
             "strategy.scope(): create the model inside."
         )
     pieces = []
-    if replica.role is Role.TABLE:
-        raise replica.refusal("codistillation, which exchanges whole weights")
     if replica.pieces:
         pieces = [
             [piece.shard, _name(store, replica, piece), piece.rows]
