@@ -96,10 +96,29 @@ def test_there_are_enough_neighbours():
 
 @pytest.mark.parametrize(
     ("capacity", "rows"),
-    [(1, 32 * 1024), (19 * 1024, 32 * 1024), (10**6, 1632 * 1024)],
+    [(1, 32 * 1024), (19 * 1024, 48 * 1024), (10**6, 1728 * 1024)],
 )
-def test_tables_have_room_for_their_ids(capacity, rows):
+def test_tables_have_rows_for_their_ids(capacity, rows):
     assert row_index.rows_for(capacity) == rows
+
+
+@pytest.mark.parametrize("capacity", [10_000, 17 * 1024, 19 * 1024, 30_000])
+def test_no_id_is_refused_up_to_the_capacity(capacity):
+    places = partitions_lib.Partitions(
+        row_index.rows_for(capacity), num_servers=1
+    )
+    index = row_index.RowIndex(places, admit_after=1, evict_after=None)
+    keys = tf.Variable(tf.fill([places.num_rows, 1], EMPTY))
+    seen = tf.Variable(tf.zeros([places.num_rows, 1], tf.int64))
+    ids = np.random.default_rng(1).integers(0, 2**62, capacity)
+    for part in np.array_split(ids, 10):
+        admitted = index.admit(
+            tf.constant(part),
+            tf.constant(0, tf.int64),
+            keys.handle,
+            seen.handle,
+        )
+        assert admitted.counts.numpy().tolist() == [len(part), 0, 0]
 
 
 def test_ids_are_on_the_server_of_their_partition():

@@ -6,6 +6,7 @@ table from the beginning: nothing is ever rehashed, and its columns are saved
 and moved to another number of servers as rows are.
 """
 
+import math
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -20,7 +21,9 @@ EMPTY = -(2**63)
 """Key of a row that no id has."""
 
 _LOAD = 0.6
-# Small tables have more room: the ids of few partitions vary more.
+# Ids of a partition vary in number: standard deviations that have room besides.
+_DEVIATIONS = 3.0
+# With fewer, the two buckets of many ids are the same one.
 _LEAST_BUCKETS = 4
 _BITS = 10
 _SECOND = 37
@@ -33,13 +36,15 @@ _FREE = 2**62
 def rows_for(capacity):
     """Returns the rows of a table that has room for `capacity` ids.
 
-    At a load of 0.6 both buckets of an id are practically never full.
+    At a load of 0.6 both buckets of an id are practically never full, nor in
+    the partition that has most ids.
 
     Args:
       capacity: int.
     """
     ids = -(-capacity // partitions_lib.PARTITIONS)
-    buckets = max(_LEAST_BUCKETS, -(-int(ids / _LOAD) // WAYS))
+    rows = ids / _LOAD + _DEVIATIONS * math.sqrt(ids)
+    buckets = max(_LEAST_BUCKETS, math.ceil(rows / WAYS))
     return partitions_lib.PARTITIONS * buckets * WAYS
 
 
