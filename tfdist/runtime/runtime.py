@@ -202,6 +202,18 @@ class Runtime:
             return False
         return max(self.updates_applied()) > 0
 
+    def finds_later_run(self):
+        """Whether servers hold a run that goes before what was saved.
+
+        Not one whose weights the chief's script has set, as it did when the
+        run began: what was saved is then to replace all of it.
+        """
+        if not self.synchronizer.has_overwritten:
+            return self.has_come_back()
+        # What servers hold of new variables shall not replace it later.
+        self.commit()
+        return False
+
     def commit(self):
         """Brings new variables and the servers to one state; see there."""
         with private_tensorflow.outside_of_functions():

@@ -373,6 +373,36 @@ def test_chief_that_evaluates_before_fit_leaves_newer_values_on_servers():
     )
 
 
+@pytest.mark.parametrize("resumes", ["ClusterCheckpoint", "BackupAndRestore"])
+def test_what_was_saved_replaces_weights_that_a_script_sets_again(resumes):
+    """All of it, though the servers hold a later run when the chief joins."""
+    runtime, model = trained()
+    saved, values = runtime.state.read(), held(runtime)
+    x = np.ones([2, 3], "float32")
+    model.train_on_batch(x, x[:, :2])
+    runtime.synchronizer = joined(runtime, may_lack=False)
+    runtime.journal = types.SimpleNamespace(exchanges=0, count=0)
+    variables = list(runtime.store.variables)
+    weights = variables[: len(model.weights)]
+    # An evaluation, and `load_weights`; `fit` makes the optimizer's variables.
+    runtime.store.variables = variable_list.VariableList(weights)
+    runtime.pull()
+    for variable in weights:
+        variable.assign(tf.ones_like(variable))
+    for variable in variables[len(weights) :]:
+        runtime.store.variables.append(variable)
+    if resumes == "ClusterCheckpoint":
+        runtime.state.restore(saved)
+    else:
+        with runtime.state.loading():
+            for variable in variables:
+                variable.assign(values[variable.name])
+    runtime.pull()
+    for name, value in held(runtime).items():
+        np.testing.assert_array_equal(value, values[name], name)
+    assert runtime.updates_applied() == [5]
+
+
 @pytest.mark.parametrize("evaluates", [False, True])
 @pytest.mark.parametrize(
     ("may_lack", "version", "is_put_back"),

@@ -154,10 +154,11 @@ class TrainingState(tf.train.experimental.PythonState):
         The worker that gives variables their first values (the chief) puts
         back what is on servers, unless they hold a run already: then it
         came back itself, and the servers know better; but for those that
-        have begun with older snapshots. All others get that
-        from the servers. Each takes what belongs to one worker, but for
-        random streams, which are their own, and for what stands for examples
-        of the first worker (gradient accumulators, own weights).
+        have begun with older snapshots, or whose weights its script has set
+        since. All others get that from the servers. Each takes what belongs to
+        one worker, but for random streams, which are their own, and for what
+        stands for examples of the first worker (gradient accumulators, own
+        weights).
 
         Args:
           saved: A `SavedState`.
@@ -166,7 +167,7 @@ class TrainingState(tf.train.experimental.PythonState):
           ModelMismatchError: It is of other variables.
         """
         runtime, is_chief = self._runtime, self._store.is_chief
-        self._restore(saved, is_chief and not runtime.has_come_back())
+        self._restore(saved, is_chief and not runtime.finds_later_run())
         if runtime.committed and runtime.synchronizer.may_lack:
             self.put_over_snapshots([])
 
@@ -179,7 +180,7 @@ class TrainingState(tf.train.experimental.PythonState):
         """
         runtime = self._runtime
         # What is not committed is taken from the servers when it is.
-        is_later = runtime.committed and runtime.has_come_back()
+        is_later = runtime.committed and runtime.finds_later_run()
         if not is_later:
             yield
             return

@@ -49,6 +49,8 @@ class Synchronizer:
     Attributes:
       has_joined: Whether servers held a run when this worker first asked.
       has_added: Whether they had lost some of it, which this worker has added.
+      has_overwritten: Whether the chief has assigned weights to such a run
+        before it has trained in it.
       may_lack: Whether servers came back that nobody was there to restore.
       writes_pass: Whether eager assignments are passed on now.
     """
@@ -60,7 +62,7 @@ class Synchronizer:
         self.writes_pass = is_chief
         self._timeout = timeout
         self._committed = 0
-        self.has_joined = self.has_added = False
+        self.has_joined = self.has_added = self.has_overwritten = False
         # One per commit, mostly one per model: [first, end, exchanges made
         # when the lazily kept replicas among them were last refreshed].
         self._batches = []
@@ -309,6 +311,12 @@ class Synchronizer:
         if not self._is_committed(variable):
             return
         if self.writes_pass:
+            self.has_overwritten |= (
+                self._is_chief
+                and self.has_joined
+                and variable.role in (Role.PARAMETER, Role.STATE)
+                and not self._runtime.journal.exchanges
+            )
             self._traced.call(
                 ("write", variable.ordinal),
                 lambda value: self._build_write(variable, value),
