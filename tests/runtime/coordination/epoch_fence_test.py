@@ -13,6 +13,7 @@ from tfdist.runtime.coordination import coordination
 from tfdist.runtime.coordination import epoch_fence
 from tfdist.runtime.variables import traced_calls
 from tfdist.synchronization import SoftSync
+from tfdist.synchronization import events
 from tfdist.synchronization import state as state_lib
 from tfdist.synchronization.state import Phase
 from tfdist.synchronization.state import Status
@@ -162,6 +163,17 @@ def test_without_the_first_server_who_is_there_is_expected():
         Status.GONE,
         Status.EXPECTED,
     ]
+
+
+def test_who_is_gone_is_forgotten_again_by_a_server_that_comes_back():
+    """Its snapshot has what was kept of a worker when that was there."""
+    state = applied(arrived(empty(), 0, 1), 1)
+    gone = tf.constant([False, True, False])
+    state = events.forget(state.set(gone, status=Status.GONE))
+    assert state.remembered.numpy().tolist() == [0, 0, 0]
+    new, _, _ = run(state, same=[True, False], executed=[2, 0], updates=[1, 0])
+    forgotten = events.forgettable(new).numpy()
+    assert forgotten.tolist() == [False, True, False]
 
 
 class Worker:

@@ -276,7 +276,9 @@ class EpochFence:
             accepted=old.accepted - by_worker,
             dropped=old.dropped + by_worker + undecided,
             staleness_sum=old.staleness_sum - late,
-            remembered=tf.where(healthy, old.remembered, zero + 1),
+            # A server that comes back with a snapshot remembers who was
+            # forgotten since, and an entry that says so may be void.
+            remembered=zero + 1,
             log_key=tf.zeros_like(old.log_key),
             log_staleness=tf.zeros_like(old.log_key),
             log_first=tf.zeros_like(old.log_key),
