@@ -46,6 +46,7 @@ class Worker:
                 progress=lambda: [0],
             ),
             synchronizer=types.SimpleNamespace(writes_pass=True),
+            state=types.SimpleNamespace(is_on_servers=False),
             committed=0,
             has_come_back=lambda: False,
             is_held=lambda: False,

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
+from tfdist.runtime.keras_hooks import values_between
 from tfdist.runtime.replicas import replica_sync
 from tfdist.runtime.variables import variable_list
 from tfdist.saved_state import ModelMismatchError
@@ -403,16 +404,22 @@ def test_what_was_saved_replaces_weights_that_a_script_sets_again(resumes):
     assert runtime.updates_applied() == [5]
 
 
-@pytest.mark.parametrize("evaluates", [False, True])
+@pytest.mark.parametrize(
+    ("evaluates", "others_train"), [(False, False), (True, False), (True, True)]
+)
 @pytest.mark.parametrize(
     ("may_lack", "version", "is_put_back"),
     [(True, 3, True), (True, 4, False), (False, 3, False)],
 )
 def test_what_was_saved_after_the_snapshots_is_put_over_them(
-    evaluates, may_lack, version, is_put_back
+    evaluates, others_train, may_lack, version, is_put_back
 ):
     """All servers have begun with snapshots, and nobody has restored them."""
     runtime, model = trained()
+    # Others may have gone on with snapshots while the chief was away.
+    turns = types.SimpleNamespace(position=lambda call: (0, int(others_train)))
+    values = values_between.ValuesBetween(runtime, turns, True, 1.0)
+    runtime.chief_decisions.before_write = values.note_write
     saved = runtime.state.read()
     expected = held(runtime)
     for variable in runtime.store.variables:

@@ -33,6 +33,9 @@ class TrainingState(tf.train.experimental.PythonState):
 
     Args:
       runtime: The `Runtime`.
+
+    Attributes:
+      is_on_servers: Whether this worker has put a state back on servers.
     """
 
     def __init__(
@@ -50,7 +53,7 @@ class TrainingState(tf.train.experimental.PythonState):
         self._tables = table_chunks.TableChunks(runtime.store)
         # What was put back last; variables that come later look here.
         self._saved = None
-        self._on_servers = False
+        self.is_on_servers = False
         # Ordinals of what has been put back: a user may have set it since.
         self._placed = set()
         self._local_steps = local_state.ResumedSteps({}, False)
@@ -151,14 +154,12 @@ class TrainingState(tf.train.experimental.PythonState):
     def restore(self, saved):
         """Puts a state back, now and as variables come to be.
 
-        The worker that gives variables their first values (the chief) puts
-        back what is on servers, unless they hold a run already: then it
-        came back itself, and the servers know better; but for those that
-        have begun with older snapshots, or whose weights its script has set
-        since. All others get that from the servers. Each takes what belongs to
-        one worker, but for random streams, which are their own, and for what
-        stands for examples of the first worker (gradient accumulators, own
-        weights).
+        The chief puts back what is on servers, unless they hold a run already:
+        then it came back itself, and they have what is newer; but not if they
+        have begun with older snapshots, or if its script has set weights since.
+        All others get that from the servers. Each takes what belongs to one
+        worker, but for random streams, which are their own, and for what stands
+        for examples of the first worker (gradient accumulators, own weights).
 
         Args:
           saved: A `SavedState`.
@@ -192,7 +193,7 @@ class TrainingState(tf.train.experimental.PythonState):
     def _restore(self, saved, on_servers):
         store = self._store
         self._saved = fitting_state.of(saved, store, self._methods)
-        self._on_servers = on_servers
+        self.is_on_servers = on_servers
         self._placed = set()
         self._local_steps = local_state.ResumedSteps(
             self._saved.arrays,
@@ -201,7 +202,7 @@ class TrainingState(tf.train.experimental.PythonState):
         )
         for number, _ in store.locals.items():
             self._put_local(number)
-        if self._on_servers:
+        if self.is_on_servers:
             for variable in store.variables:
                 self._put(variable)
             known = store.variables[: self._runtime.committed]
@@ -211,7 +212,7 @@ class TrainingState(tf.train.experimental.PythonState):
         else:
             self._put_clocks(store.variables[: self._runtime.committed])
         saved_slots.put_on_worker(self._runtime.corrector, self._saved.arrays)
-        if self._on_servers and self._runtime.committed:
+        if self.is_on_servers and self._runtime.committed:
             if self._runtime.synchronizer.may_lack:
                 # Last: a snapshot in between is older than what was saved.
                 self._runtime.synchronizer.count_from(saved.header["updates"])
@@ -352,9 +353,7 @@ class TrainingState(tf.train.experimental.PythonState):
     @property
     def first_version(self):
         """Updates that servers begin to count with, an int."""
-        if self._saved is None or not self._on_servers:
-            return 0
-        return self._saved.header["updates"]
+        return self._saved.header["updates"] if self.is_on_servers else 0
 
     def _write_slots(self, variables):
         saved_slots.write(
@@ -371,7 +370,7 @@ class TrainingState(tf.train.experimental.PythonState):
 
     def before_initialization(self, variables):
         """Called before this worker gives servers first values."""
-        if self._saved is None or not self._on_servers:
+        if not self.is_on_servers:
             return
         for variable in variables:
             self._put(variable)
@@ -379,7 +378,7 @@ class TrainingState(tf.train.experimental.PythonState):
 
     def after_initialization(self, variables, begins):
         """Called when it has; `begins`: to the first variables of all."""
-        if self._saved is None or not self._on_servers:
+        if not self.is_on_servers:
             return
         self._put_ahead(variables)
         for shard in range(self._store.num_shards):
@@ -389,7 +388,7 @@ class TrainingState(tf.train.experimental.PythonState):
 
     def after_taking_over(self, variables):
         """Called when it has taken over what servers hold of new variables."""
-        if not self._on_servers:
+        if not self.is_on_servers:
             self._put_clocks(variables)
 
     def servers_lacked(self, variables):
@@ -427,7 +426,7 @@ class TrainingState(tf.train.experimental.PythonState):
         """
         if self._saved is None or not self._store.is_chief:
             return
-        if self._on_servers:
+        if self.is_on_servers:
             # The others were put back when they were made.
             self._put_again(variables)
             return
@@ -459,13 +458,13 @@ class TrainingState(tf.train.experimental.PythonState):
 
         It computes gradients before its optimizer begins.
         """
-        if self._on_servers and self._runtime.corrector.uses_lookahead:
+        if self.is_on_servers and self._runtime.corrector.uses_lookahead:
             known = self._store.variables[: self._runtime.committed]
             saved_slots.prepare(self._runtime, known, self._saved)
 
     def show_ahead(self):
         """Called when a correction has got its slots on servers."""
-        if self._saved is not None and self._on_servers:
+        if self.is_on_servers:
             self._runtime.show_ahead()
 
     def resume_local_steps(self):

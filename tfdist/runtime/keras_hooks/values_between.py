@@ -101,8 +101,11 @@ class ValuesBetween:
     def is_of_former_life(self):
         """Whether this worker comes back to a `fit` that others train in.
 
-        Until its first step its script does what it did before the training.
+        Until its first step its script does what it did before the training;
+        but a checkpoint that it has put over theirs is newer.
         """
+        if self._runtime.state.is_on_servers:
+            return False
         has_come_back = self._runtime.has_come_back()
         return has_come_back and self._turns.position(1) != (0, 0)
 
