@@ -4,6 +4,8 @@ import pytest
 import tensorflow as tf
 
 from tests.runtime.replicas import first_values_test
+from tfdist.cluster import fit_progress
+from tfdist.cluster import member_table
 from tfdist.cluster import snapshots
 from tfdist.runtime.recovery import server_readiness
 from tfdist.runtime.recovery.server_readiness import Holding
@@ -65,3 +67,25 @@ def test_empty_servers_lack_nothing_that_there_was():
     first_values_test.lose_named(store, "version")
     assert readiness(store).look() == ([Holding.EMPTY], [False])
     assert not wait(store)
+
+
+@pytest.mark.parametrize("have_trained", [False, True])
+def test_a_chief_leaves_empty_servers_to_a_worker_that_has_trained(
+    monkeypatch, have_trained
+):
+    """All servers and the chief were started again, and the worker was not."""
+    monkeypatch.setattr(server_readiness, "_NOTICE_SECONDS", 60.0)
+    store = first_values_test.trained()[0].store
+    first_values_test.lose_named(store, "version")
+    word, looks = fit_progress.Word(reached=int(have_trained)), []
+
+    def others():
+        looks.append(1)
+        if len(looks) == 2:
+            first_values_test.put_version(store, 7)
+        state = member_table.MemberState.ALIVE
+        return [member_table.Member("one", state, 0.5, 0, word=word)]
+
+    assert not readiness(store).wait(True, 10.0, others)
+    holding = Holding.SETTLED if have_trained else Holding.EMPTY
+    assert readiness(store).look()[0] == [holding]

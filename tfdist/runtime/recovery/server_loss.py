@@ -133,7 +133,12 @@ class Recovery:
 
     def wait_until_settled(self, is_chief, timeout):
         """See `ServerReadiness.wait`."""
-        return self._settling.wait(is_chief, timeout)
+
+        def others():
+            rows = self._store.call(self._membership.read)
+            return [m for k, m in enumerate(rows) if k != self._membership.row]
+
+        return self._settling.wait(is_chief, timeout, others)
 
     def _make_manifest(self, manifest, client):
         def build(text):

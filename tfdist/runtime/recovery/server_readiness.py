@@ -11,6 +11,7 @@ import time
 from absl import logging
 import tensorflow as tf
 
+from tfdist.cluster import member_table
 from tfdist.cluster import snapshots
 from tfdist.cluster import waiting
 from tfdist.runtime.variables import traced_calls
@@ -76,12 +77,14 @@ class ServerReadiness:
             self._settlers[key] = tf.function(build, autograph=False)
         self._settlers[key]()
 
-    def wait(self, is_chief, timeout):
+    def wait(self, is_chief, timeout, others=list):
         """Waits until a worker that joins can take what servers hold.
 
         Args:
           is_chief: Whether this worker gives first values.
           timeout: Seconds.
+          others: Callable without arguments that gives the `Member` of each
+            other worker: one that has trained restores empty servers.
 
         Returns:
           Whether servers may lack variables: some were started again when
@@ -104,7 +107,9 @@ class ServerReadiness:
         def is_settled():
             found[:], unrestored[:] = self.look()
             if len(set(found)) == 1 and Holding.SNAPSHOT not in found:
-                return True
+                is_empty = is_chief and Holding.EMPTY in found
+                if not (is_empty and any(map(_has_trained, others()))):
+                    return True
             if Holding.EMPTY in found and not is_chief:
                 return False
             return time.monotonic() - began > _NOTICE_SECONDS
@@ -169,3 +174,10 @@ class ServerReadiness:
                 unrestored.append(tf.identity(flag))
         with tf.device(store.worker_device):
             return tf.stack(found), tf.stack(unrestored)
+
+
+def _has_trained(member):
+    """Whether a worker lives that has trained before this one came."""
+    is_alive = member.state is member_table.MemberState.ALIVE
+    is_heard = member.silent_for < _NOTICE_SECONDS
+    return is_alive and is_heard and member.word.reached > 0
