@@ -102,6 +102,9 @@ def compose(
         "nonfinite": lambda made: nonfinite_lib.Nonfinite(
             made.store, choice=nonfinite, worker=config.task_name
         ),
+        "evaluations": lambda made: evaluations.of(
+            config, made.local.show_anchor
+        ),
         **_axes(resolved, connections, tolerance, worker_id, decisions),
     }
     if config.num_ps:
@@ -145,10 +148,6 @@ def compose(
                 portions_per_worker=portions_per_worker,
                 worker_timeout=tolerance.worker_timeout,
             )
-    if config.num_workers > 1 or not config.is_worker:
-        parts["evaluations"] = lambda made: evaluations.OwnEvaluations(
-            made.local.show_anchor
-        )
     if not config.is_chief:
         refusals.refuse_to_open()
     made = runtime.Runtime(

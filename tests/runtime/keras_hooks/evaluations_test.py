@@ -13,6 +13,7 @@ import tensorflow as tf
 from tests import nightly
 from tests.multi_process import tasks
 import tfdist
+from tfdist.cluster import config as cluster_config
 from tfdist.runtime.keras_hooks import evaluations
 
 DATA = 2.0 ** np.arange(4, dtype=np.float32)[:, None]
@@ -329,3 +330,50 @@ def test_the_only_worker_s_assignments_reach_the_server():
     model.fit(DATA, DATA, batch_size=1, verbose=0)
     model.evaluate(DATA, DATA, callbacks=[SwapAlone(ends=False)], verbose=0)
     assert Server(model, kernel_of(model)).read() == -1.0
+
+
+@pytest.mark.parametrize("own", nightly.also([True], [False]))
+def test_the_only_worker_s_servers_keep_weights_while_averages_are_evaluated(
+    own,
+):
+    """It may be killed meanwhile; from one epoch to the next it may swap."""
+    strategy = tfdist.AsyncStrategy()
+    model = made(strategy, optimizer={"use_ema": True, "ema_momentum": 0.5})
+    cluster = {"worker": ["localhost:1"], "ps": ["localhost:2"]}
+    config = cluster_config.ClusterConfig(cluster if own else {}, "worker", 0)
+    runtime = strategy._runtime
+    runtime.evaluations = evaluations.of(config, runtime.local.show_anchor)
+    server, seen = Server(model, kernel_of(model)), []
+    looks = keras.callbacks.LambdaCallback(
+        on_test_batch_end=lambda batch, logs: seen.append(server.read())
+    )
+    model.fit(
+        DATA,
+        DATA,
+        batch_size=1,
+        epochs=2,
+        shuffle=False,
+        validation_data=(DATA, DATA),
+        validation_batch_size=4,
+        callbacks=[keras.callbacks.SwapEMAWeights(swap_on_epoch=True), looks],
+        verbose=0,
+    )
+    weights = -np.cumsum(np.tile(DATA[:, 0], 2))
+    means = [weights[0]]
+    for weight in weights[1:]:
+        means.append(means[-1] / 2 + weight / 2)
+    assert seen == [(weights if own else means)[step] for step in (3, 7)]
+    # Keras ends with the averages.
+    assert server.read() == means[-1]
+
+
+def test_evaluations_of_several_workers_and_of_none_but_this_process():
+    worker = ["localhost:1"]
+    for cluster, are_own, is_alone in (
+        ({}, False, True),
+        ({"worker": worker, "ps": ["localhost:2"]}, True, True),
+        ({"chief": ["localhost:3"], "worker": worker}, True, False),
+    ):
+        config = cluster_config.ClusterConfig(cluster, "worker", 0)
+        found = evaluations.of(config, None)
+        assert (found.are_own, found.is_alone) == (are_own, is_alone)

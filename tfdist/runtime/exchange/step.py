@@ -301,9 +301,7 @@ class Step:
     def _check_repeated(self, variable):
         """Refuses what each worker does to weights that others do it to."""
         runtime = self._runtime
-        if runtime.coordination.is_synchronous or not (
-            runtime.evaluations.are_own  # There are several workers.
-        ):
+        if runtime.coordination.is_synchronous or runtime.evaluations.is_alone:
             return
         if one_replica.is_overwritten_with_gradient(variable):
             raise ValueError(

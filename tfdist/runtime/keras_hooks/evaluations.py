@@ -15,19 +15,37 @@ from tfdist.null_methods import nothing
 from tfdist.runtime.variables.server_scope import read_replica
 
 
+def of(config, show_anchor):
+    """Returns the evaluations of one task.
+
+    Servers outlive also an only worker that is killed while a callback has
+    other weights in place.
+
+    Args:
+      config: Its `ClusterConfig`.
+      show_anchor: See `OwnEvaluations`.
+    """
+    if config.num_ps or config.num_workers > 1 or not config.is_worker:
+        is_alone = config.num_workers == 1
+        return OwnEvaluations(show_anchor, is_alone=is_alone)
+    return SharedEvaluations()
+
+
 class OwnEvaluations:
-    """The evaluations and predictions of one of several workers.
+    """The evaluations and predictions of one worker beside servers or others.
 
     Args:
       show_anchor: Callable that makes the replicas hold what the servers gave
         last, which is evaluated, and not a worker's weights between exchanges.
+      is_alone: Whether no other worker trains.
     """
 
     # Whether what they assign is this worker's own.
     are_own = True
 
-    def __init__(self, show_anchor):
+    def __init__(self, show_anchor, *, is_alone=False):
         self._show_anchor = show_anchor
+        self.is_alone = is_alone
         # The call of which assignments are known; None without any.
         self._call = None
         # By id, variables that it has assigned, and their values before.
@@ -42,6 +60,8 @@ class OwnEvaluations:
         Raises:
           ValueError: There is one.
         """
+        if self.is_alone:
+            return
         for callback in own_callbacks.listed(callbacks):
             if (
                 isinstance(callback, keras.callbacks.SwapEMAWeights)
@@ -105,9 +125,10 @@ class OwnEvaluations:
 
 
 class SharedEvaluations:
-    """Those of the only worker: all that they assign reaches the servers."""
+    """Those of a single process: all that they assign stays."""
 
     are_own = False
+    is_alone = True
     has_values = False
     check = restore_if_over = restore_before = nothing
 
