@@ -1,5 +1,6 @@
 """What a joiner does where others are busy, silent, or started again."""
 
+import contextlib
 import io
 import itertools
 import types
@@ -192,6 +193,26 @@ def test_one_that_has_died_is_left_out(others, other, caplog):
     joiner._ask([0, 1], {})
     assert set(joiner._heard) == {1}
     assert "task:0 does not answer for 0.1 s: this worker joins" in caplog.text
+
+
+def test_who_has_joined_before_is_there_from_the_request_on(others):
+    """A worker that this one says to have given up would end."""
+    joiner, _ = joiner_of(others)
+    engine, roster, lost = joiner._engine, joiner._roster, []
+    roster.await_later([0, 1])
+    others.post = lambda **said: lost.append(roster.lost)
+    others.take_position = engine.note_known = lambda *position: None
+    engine.first_steps = types.SimpleNamespace(take_position=lambda told: None)
+    engine.applying, engine.restore_state = contextlib.nullcontext, str
+    told = {"known": {"0": 10, "1": 11}, "seen": {}}
+
+    def ask_all():
+        joiner._heard = {0: 0.0}
+
+    joiner._ask_all = ask_all
+    joiner._fetch = lambda needs: saved_state.SavedState({"peers": told}, {})
+    joiner.join(types.SimpleNamespace(weights=[], optimizer=None))
+    assert lost == [[], [1]]
 
 
 def test_the_snapshot_of_another_is_taken_where_the_first_has_died(others):

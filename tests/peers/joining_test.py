@@ -55,6 +55,36 @@ def test_a_worker_joins_and_all_end_at_the_sum(cluster):
         assert report["after"] == expected
 
 
+def test_two_workers_join_one_after_the_other(cluster):
+    """Neither gives up the other one."""
+    running = cluster(num_ps=0, num_workers=4)
+    settings = {"warmup_peers": 2, "pace": 0.005, "until": "stop"}
+    workers = running.start_workers(TRAIN, steps=10**6, **settings)
+    for worker in workers:
+        worker.wait_for_steps(40)
+    running.tell("stop")
+    running.finish()
+    reports = {k: worker.report() for k, worker in enumerate(workers)}
+    check_accounts(reports)
+    expected = sums.sum_of(reports).tolist()
+    for report in reports.values():
+        assert report["replica"] == report["after"] == expected
+
+
+def test_a_first_worker_joins_again_those_that_have_joined(cluster):
+    running = cluster(num_ps=0, num_workers=3)
+    settings = {"warmup_peers": 2, "pace": 0.005, "until": "stop"}
+    workers = running.start_workers(TRAIN, steps=10**6, **settings)
+    workers[2].wait_for_steps(20)
+    workers[0].kill()
+    before = workers[0].steps()
+    workers[0] = running.start("worker", 0, TRAIN, steps=10**6, **settings)
+    workers[0].wait_for_steps(before + 40)
+    running.tell("stop")
+    running.finish()
+    check_accounts({k: worker.report() for k, worker in enumerate(workers)})
+
+
 @pytest.mark.parametrize("killed", [2, 0])
 def test_a_worker_that_was_killed_joins_again(cluster, killed):
     running = cluster(num_ps=0, num_workers=3)

@@ -106,6 +106,8 @@ class Joiner:
           ModelMismatchError: They train another model.
         """
         logging.info("The other workers train: this one joins them.")
+        # Others that have joined send to this worker from now on.
+        self._roster.await_later(())
         self._meetings.post(joins=True)
         saved = self._fetch(self._ask_all())
         self._take(saved, model)
@@ -265,7 +267,6 @@ class Joiner:
         known = {int(k): v for k, v in told["known"].items()}
         roster.known = {**known, roster.worker_id: roster.incarnation}
         roster.await_later(set(roster.others) - set(self._heard))
-        roster.post()
         self._engine.note_known()
         self._engine.seen_at_join = {
             name: (seen, told["sums"][name], told["earlier"][name])

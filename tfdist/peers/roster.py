@@ -115,12 +115,14 @@ class Roster:
         logging.warning("%s joins the training.", self.names[worker])
 
     def await_later(self, workers):
-        """Notes workers that are not there at first, and may join.
+        """Notes which others are not there, and may join: all else are there.
 
         Args:
           workers: Their numbers.
         """
-        self._lost.update(dict.fromkeys(workers, "it has not joined yet"))
+        with self._lock:
+            self._lost = dict.fromkeys(workers, "it has not joined yet")
+            self.post()
 
     def give_up(self, worker, reason, incarnation=None):
         """Notes that a worker is lost: nobody waits for it any more.
