@@ -90,6 +90,20 @@ class Backlog:
             self._waiting = collections.deque(kept)
             self._bytes = sum(update.bytes for update in kept)
 
+    def take_together(self):
+        """Takes out what travels in one call, a list of `PeerUpdate`s.
+
+        They are `messages.TOGETHER` at most, and have together no more bytes
+        than the vector itself, unless it is a single one.
+        """
+        taken, size = [], 0
+        while len(self) and len(taken) < messages.TOGETHER:
+            size += self._waiting[0].bytes if self._waiting else 0
+            if taken and size > self._size * self._dtype.size:
+                break
+            taken.append(self.take())
+        return taken
+
     def take(self):
         """Takes out the next `PeerUpdate`; None if nothing waits."""
         with self._lock:

@@ -16,6 +16,9 @@ from tfdist.peers import messages
 # its server does not answer.
 _FULL_SECONDS = 0.005
 _SILENT_SECONDS = 0.1
+# The slowest link that is expected: the first attempt to send a message has
+# time for its bytes at this speed.
+_BYTES_PER_SECOND = 10e6
 
 
 class PeerSender:
@@ -23,9 +26,11 @@ class PeerSender:
 
     A message whose fate is unknown, as the receiver's server did not answer in
     time, is sent again as it was; the receiver drops what has a number that it
-    has seen. A receiver that does not answer for `timeout` seconds is given
-    up, as is one that answers and takes nothing for `stall` seconds. What was
-    on the way to it then counts as lost, whether it has arrived or not.
+    has seen. Before that, the server has to answer a small call; as the link
+    may be slow, each further attempt has twice the time. A receiver that does
+    not answer for `timeout` seconds is given up, as is one that answers and
+    takes nothing for `stall` seconds. What was on the way to it then counts as
+    lost, whether it has arrived or not.
 
     Args:
       roster: The `Roster`.
@@ -61,8 +66,9 @@ class PeerSender:
         self._stop = self._told = 0
         self._probes = False
         self._closes = self._has_ended = False
-        # A session with the receiver, and the call that sends a `Packed`.
-        self._session = self._call = None
+        # A session with the receiver, the call that sends a `Packed`, and one
+        # that sends nothing.
+        self._session = self._call = self._ask = None
         self.delivered = self.lost = 0
         self.repeated = 0
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -142,19 +148,13 @@ class PeerSender:
             self._forget()
 
     def _next(self):
-        """Waits for messages; none at the end.
-
-        Returns:
-          A list, of `messages.TOGETHER` at most.
-        """
+        """Waits for messages of one call, a list; none at the end."""
         with self._changed:
             while not self._closes:
                 if self._roster.is_lost(self.worker):
                     self._forget()
-                if number := min(len(self._backlog), messages.TOGETHER):
-                    return self._start_call(
-                        [self._backlog.take() for _ in range(number)]
-                    )
+                if updates := self._backlog.take_together():
+                    return self._start_call(updates)
                 if (stop := self._stop_message()) is not None:
                     return self._start_call([stop])
                 self._changed.wait()
@@ -196,24 +196,43 @@ class PeerSender:
         """Sends messages until they are taken, or the receiver given up."""
         # Of the time in which this process itself was stopped little counts.
         silent = full = 0.0
-        again, is_answering = False, True
+        again, is_answering, is_slow = False, True, False
+        size = sum(update.bytes for update in updates)
+        seconds = self._timeout / 3 + size / _BYTES_PER_SECOND
         before = time.monotonic()
         while not (self._roster.is_lost(self.worker) or self._closes):
             error, is_taken = "its queue is full", False
             try:
                 if self._session is None:
                     self._open()
-                is_taken, membership = self._send(updates)
+                if is_answering:
+                    is_taken, membership = self._send(updates, seconds)
+                    silent = 0.0
+                else:
+                    membership = self._ask()
+                    is_answering = True
+                    if is_slow:
+                        silent, seconds = 0.0, 2 * seconds
+                        logging.warning(
+                            "%s answers: the next attempt to send %d bytes "
+                            "has %.3g s.",
+                            self._roster.names[self.worker],
+                            size,
+                            seconds,
+                        )
                 self._look(membership)
-                silent, is_answering = 0.0, True
             except (tf.errors.OpError, RuntimeError, OSError) as raised:
                 self._end_session()
                 error = type(raised).__name__
-                if is_answering:
+                if not again:
                     logging.warning(
                         "%s does not answer (%s): updates wait for it.",
                         self._roster.names[self.worker],
                         error,
+                    )
+                if is_answering:
+                    is_slow = isinstance(
+                        raised, tf.errors.DeadlineExceededError
                     )
                 again, is_answering = True, False
             if is_taken:
@@ -234,8 +253,9 @@ class PeerSender:
             self.lost += sum(update.count for update in updates)
             self._in_flight = []
 
-    def _send(self, updates):
-        return self._call(*messages.pack(updates))
+    def _send(self, updates, seconds):
+        options = tf.compat.v1.RunOptions(timeout_in_ms=round(1000 * seconds))
+        return self._call(*messages.pack(updates), options=options)
 
     def _look(self, membership):
         """Looks at what the receiver says of itself, and of this worker."""
@@ -270,10 +290,10 @@ class PeerSender:
         self._session = sessions.open_session(
             *self._roster.places[self.worker], self._graph, deadline
         )
-        self._call = self._build_call()
+        self._build_calls()
 
-    def _build_call(self):
-        """A callable of the arrays of a `Packed`."""
+    def _build_calls(self):
+        """Makes callables: of the arrays of a `Packed`, and of nothing."""
         _, job, task = self._roster.places[self.worker]
         length = messages.header_length(self._roster.num_workers)
         header, values, data = self._queue.dtypes
@@ -293,10 +313,12 @@ class PeerSender:
                 tf.equal(membership[0], self._incarnation),
                 self._roster.num_workers,
             )
-        return self._session.make_callable([done, membership], [*packed])
+        make = self._session.make_callable
+        self._call = make([done, membership], [*packed], accept_options=True)
+        self._ask = make(membership)
 
     def _end_session(self):
         session, self._session = self._session, None
-        self._call = None
+        self._call = self._ask = None
         if session is not None:
             sessions.close(session, self._roster.places[self.worker][0])

@@ -1,0 +1,136 @@
+"""Messages that travel over slow links, and receivers that do not answer."""
+
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.cluster import ClusterConfig
+from tfdist.compression import Cast
+from tfdist.compression import base
+from tfdist.peers import backlog as backlog_lib
+from tfdist.peers import messages
+from tfdist.peers import sender as sender_lib
+from tfdist.peers.roster import Roster
+
+SIZE = 2048
+TIMEOUT = 9.0
+
+
+class Receiver:
+    """Worker 1, which a slow link leads to; time passes by calls alone.
+
+    Attributes:
+        now: seconds.
+        speed: of the link, bytes per second.
+        is_there: whether it answers.
+        calls: bytes of each call, a list.
+        taken: numbers of the updates that it has.
+    """
+
+    def __init__(self):
+        self.now = 0.0
+        self.speed = 1e12
+        self.is_there = True
+        self.calls = []
+        self.taken = []
+
+    def open_session(self, address, job, task, graph, deadline):
+        """Opens a session in the place of that of `sessions`."""
+
+        def make_callable(fetches, feeds=(), accept_options=False):
+            def call(*packed, options=None):
+                seconds = deadline.seconds
+                if options is not None:
+                    seconds = options.timeout_in_ms / 1000
+                size = sum(array.nbytes for array in packed)
+                self.calls.append(size)
+                needed = size / self.speed if self.is_there else np.inf
+                self.now += min(needed, seconds)
+                if needed > seconds:
+                    raise tf.errors.DeadlineExceededError(None, None, "slow")
+                if not packed:
+                    return np.array([11, 0, 0])
+                self.taken += [
+                    int(header[messages.LAST]) for header in packed[0]
+                ]
+                return True, np.array([11, 0, 0])
+
+            return call
+
+        return types.SimpleNamespace(make_callable=make_callable)
+
+    def sleep(self, seconds):
+        """Passes time."""
+        self.now += seconds
+
+
+@pytest.fixture
+def receiver(monkeypatch):
+    made = Receiver()
+    clock = types.SimpleNamespace(monotonic=lambda: made.now, sleep=made.sleep)
+    monkeypatch.setattr(sender_lib, "time", clock)
+    sessions = types.SimpleNamespace(
+        Deadline=lambda seconds: types.SimpleNamespace(seconds=seconds),
+        open_session=made.open_session,
+        close=lambda session, address: None,
+    )
+    monkeypatch.setattr(sender_lib, "sessions", sessions)
+    return made
+
+
+def send(number, holds=False, stall=None):
+    """Has a sender of worker 0 send dense updates, until it has nothing left.
+
+    Args:
+        number: of updates.
+        holds: as of `Backlog`.
+        stall: as of `PeerSender`.
+
+    Returns:
+        The `Roster`.
+    """
+    addresses = [f"localhost:{port}" for port in (1, 2)]
+    roster = Roster(ClusterConfig({"worker": addresses}, "worker", 0), "test")
+    roster.known[1] = 11
+    waiting = backlog_lib.Backlog(Cast("float32"), SIZE, tf.float32, holds)
+    for last in range(1, number + 1):
+        header = [0, roster.incarnation, last, last, 0, 0, 0, base.DENSE, 0]
+        header = np.array([*header, 0, 0], np.int64)
+        vector = np.ones(SIZE, "float32")
+        waiting.put(messages.PeerUpdate(header, vector, np.zeros(0, "uint8")))
+    queue = messages.Queue("sender_test", tf.float32, 64)
+    made = sender_lib.PeerSender(roster, 1, queue, waiting, TIMEOUT, stall)
+    while not (made.is_idle or roster.lost):
+        made.join(0.01)
+    made.close()
+    made.join(60.0)
+    return roster
+
+
+def test_a_message_for_which_a_link_needs_minutes_arrives(receiver):
+    receiver.speed = SIZE * 4 / 200.0
+    roster = send(1)
+    assert receiver.taken == [1]
+    assert not roster.lost
+
+
+def test_what_travels_together_is_no_longer_than_the_vector(receiver):
+    send(8, holds=True)
+    assert receiver.taken == [*range(1, 9)]
+    assert max(receiver.calls) < SIZE * 4 * 2
+
+
+def test_a_receiver_that_does_not_answer_is_given_up_in_time(receiver):
+    receiver.is_there = False
+    roster = send(1)
+    assert roster.lost == [1]
+    assert TIMEOUT < receiver.now < 2 * TIMEOUT
+
+
+def test_a_receiver_that_answers_and_takes_nothing_is_given_up(receiver):
+    receiver.speed = 1e-9
+    roster = send(1, stall=60.0)
+    assert roster.lost == [1]
+    assert receiver.now > 60.0
