@@ -195,6 +195,37 @@ def test_one_that_has_died_is_left_out(others, other, caplog):
     assert "task:0 does not answer for 0.1 s: this worker joins" in caplog.text
 
 
+def test_another_lets_it_in_where_the_first_has_died(others):
+    joiner, incarnation = joiner_of(others, stall_timeout=60.0)
+    admits = {**STATUS, "since": {str(ME): [incarnation, {"lane": 5}]}}
+
+    def dies():
+        if others.requests:
+            raise tf.errors.UnavailableError(None, None, "gone")
+        return STATUS
+
+    others.statuses = {0: dies, 1: lambda: admits}
+    assert joiner._ask_all() == {"lane": {1: 5}}
+    assert set(joiner._heard) == {1}
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_it_comes_too_late_where_all_have_died(others, left):
+    """Before they let it in, and after that."""
+    joiner, incarnation = joiner_of(others, stall_timeout=60.0)
+    admits = {**STATUS, "since": {str(ME): [incarnation, {"lane": 5}]}}
+    statuses = iter([admits] * left * 5)
+
+    def dies():
+        if status := next(statuses, None):
+            return status
+        raise tf.errors.UnavailableError(None, None, "gone")
+
+    others.statuses = {0: dies, 1: None}
+    with pytest.raises(tf.errors.UnavailableError, match="comes too late"):
+        joiner._fetch(joiner._ask_all())
+
+
 def test_who_has_joined_before_is_there_from_the_request_on(others):
     """A worker that this one says to have given up would end."""
     joiner, _ = joiner_of(others)

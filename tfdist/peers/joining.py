@@ -125,9 +125,11 @@ class Joiner:
           Dict, channel -> worker -> its last update before.
         """
         # The first lets one in at a time, who is there for the next.
-        needs = {}
-        first = sorted(self._training())[:1]
-        self._ask(first, needs)
+        needs, first = {}, []
+        # Another one, if it dies before.
+        while not self._heard and self.is_needed():
+            first = sorted(self._training())[:1]
+            self._ask(first, needs)
         statuses = {k: self._read(k) for k in self._roster.others}
         # One that does not answer at this moment takes part as well.
         others = {
@@ -136,8 +138,6 @@ class Joiner:
             if (_trains(status) if status else worker in self._live)
         }
         self._ask(others - {*first}, needs)
-        if not self._heard:
-            raise _too_late("any other worker")
         return needs
 
     def _ask(self, workers, needs):
@@ -166,7 +166,7 @@ class Joiner:
         """Returns a snapshot that has all updates from before this came."""
         me = str(self._roster.worker_id)
         lacks_since = None
-        while True:
+        while self._heard:
             host = min(self._heard)
             number = next(self._engine.requests)
             self._wait(
@@ -189,6 +189,7 @@ class Joiner:
                 if now - lacks_since > self._bound:
                     raise self._stalled(host, "get all updates of others")
             time.sleep(_POLL_SECONDS)
+        raise _too_late("any other worker")
 
     def _read_snapshot(self, host):
         """Returns the `SavedState` that a worker has left, or None."""
@@ -284,7 +285,7 @@ class Joiner:
         """The status of a worker; None if it does not train.
 
         Raises:
-          tf.errors.UnavailableError: Nobody is left, or nobody trains.
+          tf.errors.UnavailableError: It lets nobody join any more.
         """
         status, now = self._read(worker), time.monotonic()
         if status is not None and _trains(status):
@@ -300,8 +301,6 @@ class Joiner:
                 self._roster.names[worker],
                 self._tolerance.worker_timeout,
             )
-            if not self._heard:
-                raise _too_late("any other worker")
         return None
 
     def _read(self, worker):
