@@ -342,12 +342,18 @@ def test_bytes_are_those_of_the_message():
     made = Receiver(Threshold(2.0**-4))
     update = np.zeros(SIZE, "float32")
     update[:3] = 1.0
+    roster = made.channel._roster
+    roster.await_later([2])
     exchange = tf.function(made.channel.exchange, autograph=False)
-    rate = tf.constant(1.0, tf.float64)
-    _, _, sent, *_ = exchange(ONES, ONES - update, rate)
+    step = ONES, ONES - update, tf.constant(1.0, tf.float64)
+    _, _, to_first, *_ = exchange(*step)
+    roster.admit(2, INCARNATION)
+    _, _, to_both, *_ = exchange(*step)
+    roster.give_up(1, "a test")
+    _, _, to_second, *_ = exchange(*step)
     message, _ = made.codec.encode(tf.constant(update), made.codec.state(SIZE))
-    # To both others, with the header's twelve numbers, of which one is the
-    # kind.
+    # With the header's twelve numbers, of which one is the kind.
     size = made.codec.bytes(message).numpy() - 4 + 8 * 12
-    assert sent.numpy() == 2 * size
+    assert to_first.numpy() == to_second.numpy() == size
+    assert to_both.numpy() == 2 * size
     made.channel.transport.close()

@@ -95,8 +95,8 @@ class Channel:
 
         Returns:
           The parameters with all that has come, `[size]`; whether they are
-          others than `after`; bytes sent to all others, int64; and of what
-          came updates, bytes, and the mean staleness, int64.
+          others than `after`; bytes sent to those that are not lost, int64;
+          and of what came updates, bytes, and the mean staleness, int64.
         """
         # A step that accumulates, or is skipped, is no update.
         changed = tf.reduce_any(tf.not_equal(before, after))
@@ -186,7 +186,7 @@ class Channel:
         put = self.transport.outbox.put([header, message.values, message.data])
         with tf.control_dependencies([put]):
             size = messages.build_bytes(header, *message[1:])
-            return size * len(roster.others)
+            return size * roster.receivers.read_value()
 
     def receive(self):
         """Builds the application of all messages that are in the inbox.

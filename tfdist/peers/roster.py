@@ -6,6 +6,8 @@ import threading
 from absl import logging
 import tensorflow as tf
 
+from tfdist import private_tensorflow
+
 
 class Roster:
     """The workers, as this one sees them.
@@ -24,6 +26,7 @@ class Roster:
       known: Worker -> the incarnation that this worker has met, a dict.
       given_up_by: Number of a worker that has given up this one, or None.
       membership: The `MembershipNote` of this worker; None without a cluster.
+      receivers: int64 variable: number of the others that are not lost.
       on_lost: Called without arguments when a worker has been given up.
     """
 
@@ -34,6 +37,9 @@ class Roster:
         self.on_lost = lambda: None
         self.worker_id = config.worker_id
         self.num_workers = config.num_workers
+        self.receivers = private_tensorflow.hidden_variable(
+            tf.constant(self.num_workers - 1, tf.int64)
+        )
         self.names = config.worker_names
         # None of one process without a cluster.
         self.places = []
@@ -73,7 +79,8 @@ class Roster:
         return min([self.worker_id, *self.live])
 
     def post(self):
-        """Tells those that send to this worker whom it has given up."""
+        """Tells steps and others who is lost, whenever that has changed."""
+        self.receivers.assign(len(self.live))
         if self.membership is not None:
             lost = [k in self._lost for k in range(self.num_workers)]
             self.membership.post(self.incarnation, lost)
