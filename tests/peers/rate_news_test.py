@@ -49,7 +49,19 @@ def test_a_chief_whose_clock_is_set_back_is_heard(monkeypatch):
         assert other.hear(said_by(chief, rate)) == rate
 
 
-def test_the_chief_hears_nobody_and_others_forget():
+def test_another_process_of_the_chief_whose_clock_is_behind_is_heard(
+    monkeypatch,
+):
+    chief, other = Worker(is_chief=True), Worker()
+    assert other.hear(said_by(chief, 0.25)) == 0.25
+    monkeypatch.setattr(rate_news.tf, "timestamp", lambda: tf.constant(9.0))
+    started_again = Worker(is_chief=True)
+    assert other.hear(said_by(started_again, 0.125)) == 0.25
+    assert started_again.hear(other.news.build_read()) == 0.5
+    assert other.hear(said_by(started_again, 0.0625)) == 0.0625
+
+
+def test_the_chief_hears_no_rate_and_others_forget():
     chief, other = Worker(is_chief=True), Worker()
     said = said_by(chief, 0.25)
     assert chief.hear(said) == 0.5

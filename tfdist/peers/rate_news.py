@@ -11,7 +11,8 @@ class RateNews:
     Each message has it, so that it spreads from worker to worker. What the
     chief had later is newer, in microseconds of its clock: also where another
     process of the chief has begun to count its steps again. A clock that is set
-    back stands still until it is where it was.
+    back stands still until it is where it was; a new process of the chief hears
+    from others where that is.
 
     Args:
       is_chief: Whether this worker is the chief.
@@ -40,16 +41,17 @@ class RateNews:
     def build_hear(self, counts, since, bits):
         """Builds the note of what a message says, if it is newer.
 
+        The chief notes the time alone: its next step is later.
+
         Args:
           counts: Whether the message does, scalar bool.
           since: From `build_read` of its sender.
           bits: The same.
         """
-        if self._is_chief:
-            return
         news = self._news.read_value()
         is_new = counts & (since > news[0])
-        news = tf.where(is_new, tf.stack([since, bits, 1]), news)
+        heard = [since, news[1], 0] if self._is_chief else [since, bits, 1]
+        news = tf.where(is_new, tf.stack(heard), news)
         self._news.assign(news, read_value=False)
 
     def build_adopt(self):
