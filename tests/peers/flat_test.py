@@ -33,3 +33,13 @@ def test_variables_of_whole_numbers_are_refused():
     variable = tf.Variable([1, 2], name="counts")
     with pytest.raises(NotImplementedError, match="counts.* of int32"):
         flat.groups([variable], "PeerToPeerStrategy")
+
+
+def test_what_no_message_has_room_for_is_refused():
+    half = tf.TensorSpec([2**28], tf.bfloat16)
+    rest = tf.TensorSpec([2**28 - 2**18], tf.float32)
+    one = tf.TensorSpec([1], tf.float32)
+    double = tf.TensorSpec([9], tf.float64)
+    flat.groups([half, rest, double], "PeerToPeerStrategy")
+    with pytest.raises(NotImplementedError, match="3 variables with 5366"):
+        flat.groups([half, rest, one, double], "PeerToPeerStrategy")

@@ -8,6 +8,8 @@ from tfdist.cluster import sessions
 
 # Seconds that a server has for one answer.
 SECONDS = 3.0
+# Longer texts are read in parts: no message of TensorFlow's has 2 GiB.
+_PART_BYTES = 2**28
 
 
 def _handle(name):
@@ -144,12 +146,18 @@ class BoardReader:
 
         Args:
           name: As of `Board.post`.
-          seconds: For the answer.
+          seconds: For the answer; of a long text, for each part of it.
 
         Raises:
           tf.errors.OpError, OSError: The server does not answer.
         """
-        return self._run(self._build(name), seconds)
+        parts = []
+        while not parts or len(parts[-1]) == _PART_BYTES:
+            part = self._run(self._build(name, len(parts)), seconds)
+            if part is None:
+                return None
+            parts.append(part)
+        return b"".join(parts)
 
     def request(self, name, worker, numbers, seconds=SECONDS):
         """Writes into the `RequestBox` of that worker, if there is one.
@@ -196,13 +204,16 @@ class BoardReader:
             self.close()
             raise
 
-    def _build(self, name):
-        if name not in self._reads:
+    def _build(self, name, part):
+        if (name, part) not in self._reads:
             with self._scope():
-                self._reads[name] = tf.raw_ops.ReadVariableOp(
+                text = tf.raw_ops.ReadVariableOp(
                     resource=_handle(name), dtype=tf.string
                 )
-        return self._reads[name]
+                self._reads[name, part] = tf.strings.substr(
+                    text, tf.constant(part * _PART_BYTES, tf.int64), _PART_BYTES
+                )
+        return self._reads[name, part]
 
     @contextlib.contextmanager
     def _scope(self):

@@ -4,6 +4,9 @@ import dataclasses
 
 import tensorflow as tf
 
+# Less than 2 GiB, which no message of TensorFlow's has, with room for a header.
+_MOST_BYTES = 2**31 - 2**20
+
 
 @dataclasses.dataclass(frozen=True)
 class FlatGroup:
@@ -62,7 +65,7 @@ def groups(variables, strategy):
       strategy: Name of the strategy, for an error.
 
     Raises:
-      NotImplementedError: One is of another type.
+      NotImplementedError: One is of another type, or a group is too long.
     """
     found = {}
     for place, variable in enumerate(variables):
@@ -73,7 +76,7 @@ def groups(variables, strategy):
             )
         dtype = tf.float64 if variable.dtype == tf.float64 else tf.float32
         found.setdefault(dtype, []).append(place)
-    return [
+    made = [
         FlatGroup(
             dtype,
             tuple(places),
@@ -81,3 +84,13 @@ def groups(variables, strategy):
         )
         for dtype, places in found.items()
     ]
+    for group in made:
+        if group.size * group.dtype.size > _MOST_BYTES:
+            raise NotImplementedError(
+                f"{strategy} sends all that an optimizer trains as one "
+                f"message of {group.dtype.name}, which must have less than "
+                f"2 GiB. Received: {len(group.places)} variables with "
+                f"{group.size} elements, "
+                f"{group.size * group.dtype.size / 2**30:.3g} GiB."
+            )
+    return made
