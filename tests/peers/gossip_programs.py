@@ -71,3 +71,22 @@ def restored(strategy, worker):
         ],
     )
     return np.unique(model.get_weights()[0]).tolist()
+
+
+def loop_before_fit(strategy, worker):
+    """A loop without an end, then `fit` at rate 0: weights after its steps."""
+    model = programs.model_of(strategy)
+    for batch in programs.data(worker, 20):
+        model.train_on_batch(*batch)
+    model.optimizer.learning_rate = 0.0
+    found = []
+
+    def look(batch, logs):
+        found.append(model.get_weights()[0].ravel().tolist())
+
+    model.fit(
+        programs.data(worker, 4),
+        verbose=0,
+        callbacks=[all_reduce_programs.on(on_train_batch_end=look)],
+    )
+    return found

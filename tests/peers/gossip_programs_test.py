@@ -20,7 +20,11 @@ def reports(zygote, tmp_path_factory):
         "tests.peers.gossip_main:run",
         modules={
             "peers.programs": ("loss_scale",),
-            "peers.gossip_programs": ("monitored", "restored"),
+            "peers.gossip_programs": (
+                "monitored",
+                "restored",
+                "loop_before_fit",
+            ),
         },
     )
 
@@ -57,3 +61,9 @@ def test_the_bytes_of_steps_are_those_of_messages(reports):
 def test_what_the_chief_restores_at_the_end_is_what_all_have(reports):
     """A callback that waits for others then does not average once more."""
     assert [report["restored"] for report in reports] == [[0.0], [0.0]]
+
+
+def test_what_a_loop_has_exchanged_is_in_the_chief_s_values_alone(reports):
+    """With which `fit` begins, and stays where the rate is 0."""
+    first, second = (report["loop_before_fit"] for report in reports)
+    assert first == second == [first[0]] * 4

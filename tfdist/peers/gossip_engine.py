@@ -156,10 +156,12 @@ class GossipEngine(engine.PeerEngine):
 
     def finish(self):
         """Waits until all have ended; then all have the mean of all."""
-        if not self.roster.others:
-            return
-        self._is_over = True
-        self.stop_joiners()
+        super().finish()
+        if self.roster.others:
+            self._take_mean()
+
+    def _take_all(self):
+        """Waits until no exchange is under way, and none has more to add."""
         # Those that have not come to a step of this `fit` reply, too.
         self._receive()
         reported = time.monotonic()
@@ -179,15 +181,9 @@ class GossipEngine(engine.PeerEngine):
                 )
             time.sleep(_POLL_SECONDS)
         self.collectives.finish({}, self._receive, lambda worker, sent: False)
-        self.admission.is_open = False
-        self.collectives.post(closed=True)
         for one in self.channels:
             one.close()
             one.news.forget()
-        self._take_mean()
-
-    def _take_all(self):
-        """Nothing is sent that adds to what others have."""
 
     def _receive(self):
         if self.roster.given_up_by is not None:
