@@ -163,3 +163,36 @@ def test_elastic_averaging_with_momentum():
             np.testing.assert_allclose(
                 run.weights(k), oracle.centre, rtol=2e-5, atol=2e-6
             )
+
+
+class Call:
+    """A `RunningFit` that is under way."""
+
+    def is_over(self):
+        return False
+
+    def is_around(self, frame):
+        del frame
+        return False
+
+
+def test_a_fit_after_an_exception_begins_with_the_updates_of_the_others():
+    """Else its first push would be late, and all of it be dropped."""
+    run = VirtualWorkers(2, preset("ParameterAveragingStrategy"), Sync())
+    run.round(batches(SIZES, PERIOD))
+    failed, other = run.runtimes[1], run.runtimes[0]
+    # Its `fit` fails in the middle of a period, and the other one goes on.
+    run.step(1, *batches(SIZES, 1)[1][0])
+    failed.coordination.leave()
+    for batch in batches(SIZES, PERIOD)[0]:
+        run.step(0, *batch)
+    other.coordination.leave()
+    for runtime in run.runtimes:
+        runtime.watch(Call(), None)
+    np.testing.assert_array_equal(run.weights(1), run.weights(0))
+    exchanges = run.round(batches(SIZES, PERIOD))
+    assert [one.accepted for (one,) in exchanges] == [True, True]
+    # Steps that nobody has overtaken go on.
+    run.step(1, *batches(SIZES, 1)[1][0])
+    failed.watch(Call(), None)
+    assert failed.local.unpushed()

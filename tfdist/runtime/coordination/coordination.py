@@ -265,9 +265,12 @@ class Coordination:
         local = self._runtime.local
         if local.keeps_own_values:
             # From now on, or what it makes of the parameters would be late.
+            is_late = False
             for ledger in self.ledgers:
-                self._tick(ledger, joining=True)
-            local.begin_fit()
+                is_late |= ledger.lacks_updates(
+                    self._tick(ledger, joining=True)
+                )
+            local.begin_fit(is_late and self.is_synchronous)
 
     def _tick(self, ledger, **told):
         """Tells a `Ledger`, over the loss of servers; returns its `State`."""

@@ -230,6 +230,12 @@ class Ledger:
         """Updates in the replicas of each server, scalar int64 tensors."""
         return [pulled.read_value() for pulled in self._pulled]
 
+    def lacks_updates(self, state):
+        """Whether a `State` has updates that the replicas have not."""
+        # Of a server without parameters none is pulled.
+        pulled = max(int(one.numpy()) for one in self._pulled)
+        return bool(state.version > pulled)
+
     def set_pulled(self, shard, value):
         """Sets the updates in the replicas; returns the operation."""
         return tf.raw_ops.AssignVariableOp(

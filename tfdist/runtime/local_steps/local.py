@@ -7,6 +7,7 @@ the steps come to reaches other workers: `ServerCommunication`, or
 
 import functools
 
+from absl import logging
 import tensorflow as tf
 
 from tfdist import one_replica
@@ -251,8 +252,18 @@ class Local:
         function = functools.partial(call, function)
         return self._communication.call_in_fit(self, function, *args)
 
-    def begin_fit(self):
-        """Called when the others wait for this worker's next push."""
+    def begin_fit(self, is_late):
+        """Called when the others wait for this worker's next push.
+
+        Args:
+          is_late: Whether servers would drop steps that are left.
+        """
+        if is_late and self.unpushed() and (dropped := self.drop_unpushed()):
+            logging.warning(
+                "Dropping %d local steps that an exception in `fit` has left: "
+                "the other workers have made updates since.",
+                dropped,
+            )
         if self.has_begun:
             self._runtime.pull()
 
