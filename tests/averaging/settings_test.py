@@ -193,6 +193,9 @@ def test_momentum_moves_once_for_the_changes_of_all(synchronization, delay):
     [
         (Sync(), 7 / 8),
         (Sync(backup_workers=4), 3 / 4),
+        # More workers may come than those that begin.
+        (Sync(backup_workers=8), 0.0),
+        (Sync(backup_workers=9), 0.0),
         (SoftSync(4), 3 / 4),
         (SoftSync(n=4), 1 / 2),
         # Each change is an update.

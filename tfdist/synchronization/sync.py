@@ -85,7 +85,8 @@ class Sync(base.Synchronization):
         return alone
 
     def gradients_per_update(self, num_workers: int) -> int:
-        return num_workers - self.backup_workers
+        # More may come: `resolve` is asked with all that there can be.
+        return max(num_workers - self.backup_workers, 1)
 
     def decide(self, state: State) -> State:
         contributed = tf.equal(state.contributed, state.version + 1)
