@@ -1,9 +1,14 @@
 """What is seen in the middle of a period, and that looking disturbs nothing."""
 
+import gc
+
 import keras
 import numpy as np
 import pytest
 
+from tests.averaging.virtual_workers import VirtualWorkers
+from tests.averaging.virtual_workers import linear
+from tests.runtime.exchange import delay_test
 from tests.strategies.twins import assert_same
 from tests.strategies.twins import classification
 from tests.strategies.twins import compiled
@@ -225,3 +230,71 @@ def test_layers_that_are_frozen_are_trained_upon_as_they_are_evaluated(in_fit):
     else:
         shown = other.evaluate(x, x, verbose=0)
         assert_same(other.train_on_batch(x, x), shown)
+
+
+class Factor(keras.layers.Layer):
+    """A factor that no step assigns, and none trains."""
+
+    def build(self, shape):
+        self.factor = self.add_weight(initializer="ones", trainable=False)
+
+    def call(self, x):
+        return x * self.factor
+
+
+def own_values(runtime, variables):
+    """A worker's own values, a list of arrays."""
+    runtime.local.show_anchor()
+    return [runtime.local.shadow(v.value).numpy() for v in variables]
+
+
+def test_own_values_of_all_that_is_not_trained_follow_a_pull():
+    """Or else nothing would bring what others have made of them."""
+    layers = [
+        Factor,
+        keras.layers.BatchNormalization,
+        lambda: keras.layers.Dense(delay_test.FEATURES, trainable=False),
+    ]
+    run = VirtualWorkers(
+        2,
+        ElasticAveraging(PERIOD, alpha=0.25),
+        build=linear(lambda: keras.optimizers.SGD(0.1), layers),
+    )
+    for k in range(2):
+        for batch in delay_test.batches(PERIOD, seed=k):
+            run.step(k, *batch)
+    chief = run.models[0]
+    chief.layers[0].factor.assign(3.0)
+    chief.layers[2].kernel.assign(keras.ops.ones_like(chief.layers[2].kernel))
+    for runtime, model in zip(run.runtimes, run.models, strict=True):
+        trained = model.trainable_variables
+        before = own_values(runtime, trained)
+        runtime.pull()
+        assert_same(own_values(runtime, trained), before, 0.0)
+        assert before[-1] != trained[-1].numpy()
+        others = model.non_trainable_variables
+        assert len(others) == 5
+        assert_same(own_values(runtime, others), [v.numpy() for v in others])
+    assert_same(run.models[1].get_weights(), chief.get_weights(), 0.0)
+
+
+@pytest.mark.parametrize("is_used", [True, False])
+def test_own_weights_stay_when_another_optimizer_is_compiled(is_used):
+    """Whether or not Python has collected the one before."""
+    method = ElasticAveraging(PERIOD, alpha=0.25)
+    strategy = tfdist.ParameterServerStrategy(local_steps=method)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input([2]), keras.layers.Dense(2)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    x = np.eye(2)
+    model.fit(x, x, batch_size=1, epochs=2, verbose=0)
+    own = own_values(strategy._runtime, model.variables)
+    used = [model.optimizer] if is_used else []
+    with strategy.scope():
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    gc.collect()
+    strategy.pull()
+    assert len(strategy._runtime.local.inners) == len(used)
+    strategy.pull()
+    assert_same(own_values(strategy._runtime, model.variables), own, 0.0)
+    assert np.abs(own[0] - model.variables[0].numpy()).max() > 1e-3

@@ -10,7 +10,6 @@ import functools
 from absl import logging
 import tensorflow as tf
 
-from tfdist import one_replica
 from tfdist.averaging import base as averaging
 from tfdist.runtime.local_steps import inner_optimizer as inner_lib
 from tfdist.runtime.local_steps import local_exchange
@@ -111,8 +110,8 @@ class Local:
 
     @property
     def has_begun(self):
-        """Whether an optimizer has taken steps."""
-        return bool(self.inners)
+        """Whether an optimizer has ever taken steps."""
+        return self._optimizers.have_begun
 
     def shadow(self, variable):
         """The variable with the other one of own value and anchor."""
@@ -229,7 +228,9 @@ class Local:
         """Takes note of a `RunningFit`, and of its frame."""
         if self.fit is None or not self.fit.is_around(frame):
             self.fit = call
-            self._follow_frozen()
+            if self.keeps_own and self.has_begun:
+                self.show_anchor()
+                self.after_pull()
         for inner in self.inners:
             # The time between two calls is not of the steps. But callbacks
             # train in the middle of a period, too.
@@ -324,22 +325,12 @@ class Local:
         self._own_values.follow(variables)
 
     def after_pull(self):
-        """Called after all replicas were refreshed."""
-        if not (self.method.keeps_own and self.has_begun):
-            self._own_values.adopt()
-        self._follow_frozen()
+        """Called after all replicas were refreshed.
 
-    def _follow_frozen(self):
-        """Has own weights that nothing trains now follow the replicas.
-
-        No exchange would move them to the others' any more.
+        Own values follow, but for weights of a worker's own: exchanges move
+        these, and nothing else would move what no step trains.
         """
-        if self.keeps_own:
-            self.show_anchor()
-            held = [v for one in self.inners for v in one.parameters]
-            self._own_values.follow(
-                [v for v in held if not one_replica.is_trainable(v)]
-            )
+        self._own_values.adopt({v.ordinal for v in self._kept()})
 
     def adopt_given(self):
         """Called when a worker's own weights follow those that it has pulled.
@@ -406,7 +397,7 @@ class Local:
 
     def adopt_fresh(self):
         """Tells fresh values apart, from own weights that are kept."""
-        self._own_values.tell_apart(self._kept())
+        self._own_values.tell_apart({v.ordinal for v in self._kept()})
 
     def end_own_values(self):
         """Called when all have ended their training: the next one is new."""
@@ -425,7 +416,7 @@ class Local:
           What it does.
         """
         self._runtime.commit()
-        before = [(v, read_replica(v)) for v in self._kept_parameters()]
+        before = [(v, read_replica(v)) for v in self._kept()]
         result = spread()
         kept = {
             variable.ordinal
@@ -436,13 +427,8 @@ class Local:
         return result
 
     def _kept(self):
-        """Ordinals of parameters of which own weights stay, a set."""
-        return {v.ordinal for v in self._kept_parameters()}
-
-    def _kept_parameters(self):
-        if not self.method.keeps_own:
-            return []
-        return [v for one in self.inners for v in one.parameters]
+        """Variables whose own values stay when others are given, a list."""
+        return self._optimizers.kept() if self.keeps_own else []
 
     def exchange_left(self, inner, last):
         """Exchanges what an `Inner` has done; the replicas hold the anchors.

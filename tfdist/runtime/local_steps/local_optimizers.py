@@ -28,6 +28,9 @@ class LocalOptimizers:
         servers are made.
       build_pull: Callable of a list of variables that builds the refreshing of
         their replicas.
+
+    Attributes:
+      have_begun: Whether one of them has ever taken a step.
     """
 
     def __init__(self, store, method, variable_scope, build_pull):
@@ -38,6 +41,10 @@ class LocalOptimizers:
         self._traced = traced_calls.Traced(store)
         # By the ordinals of step counters.
         self._inners = {}
+        self.have_begun = False
+        # Ordinals of what they have trained, those that are no more as well:
+        # when Python collects one must not matter.
+        self._trained = set()
         self._makes_own = False
         # By Keras optimizer.
         self._own_parts = weakref.WeakKeyDictionary()
@@ -157,6 +164,20 @@ class LocalOptimizers:
     def add(self, inner):
         """Takes note of a new `Inner`."""
         self._inners[inner.clock.ordinal] = inner
+        self.have_begun = True
+        self._trained.update(_ordinals(inner.parameters))
+
+    def kept(self):
+        """Variables with values of the worker's own, a list.
+
+        Parameters that are trained, and state that steps have assigned which
+        are not exchanged.
+        """
+        trained = [
+            v for v in self._store.variables if v.ordinal in self._trained
+        ]
+        states = [v for one in self.all if one.has_steps() for v in one.states]
+        return [*filter(one_replica.is_trainable, trained), *states]
 
     # What they have done.
 
