@@ -5,6 +5,7 @@ import gc
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.averaging.virtual_workers import VirtualWorkers
 from tests.averaging.virtual_workers import linear
@@ -298,3 +299,36 @@ def test_own_weights_stay_when_another_optimizer_is_compiled(is_used):
     strategy.pull()
     assert_same(own_values(strategy._runtime, model.variables), own, 0.0)
     assert np.abs(own[0] - model.variables[0].numpy()).max() > 1e-3
+
+
+@pytest.mark.parametrize("of_keras", [True, False])
+def test_a_first_eager_step_is_of_own_weights_as_traced_ones_before(of_keras):
+    """Its gradient, too, and not only what the optimizer changes."""
+    found, x = [], np.eye(2, dtype="float32")
+    for run_eagerly in (False, True):
+        keras.utils.set_random_seed(1)
+        method = ElasticAveraging(PERIOD, alpha=0.25)
+        strategy = tfdist.ParameterServerStrategy(local_steps=method)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input([2]), keras.layers.Dense(2)])
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+
+        def step(x, model=model):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(model(x) - x))
+            gradients = tape.gradient(loss, model.trainable_variables)
+            model.optimizer.apply(gradients, model.trainable_variables)
+
+        if of_keras:
+            model.fit(x, x, batch_size=1, epochs=3, verbose=0)
+            with strategy.scope():
+                model.compile(model.optimizer, "mse", run_eagerly=run_eagerly)
+            model.fit(x, x, verbose=0)
+        else:
+            traced = tf.function(lambda s=strategy, f=step: s.run(f, (x,)))
+            for _ in range(PERIOD):
+                traced()
+            model.get_weights()
+            strategy.run(step, (x,)) if run_eagerly else traced()
+        found.append(own_values(strategy._runtime, model.variables))
+    assert_same(found[1], found[0])

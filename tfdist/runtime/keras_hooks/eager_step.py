@@ -50,6 +50,10 @@ class EagerSteps:
         # Code of steps that optimizers take.
         self._training = set()
 
+    def note_training(self, function):
+        """Takes note of a function, traced or not, in which optimizers step."""
+        self._training.add(_code_of(function))
+
     def begin(self, function, arguments, evaluates):
         """The step that calls `function`, an `EagerStep` or the like.
 
@@ -63,15 +67,11 @@ class EagerSteps:
             if not evaluates:
                 self._runtime.state.look_ahead()
             return EagerStep(self._runtime, self._functions)
-        function = inspect.unwrap(function)
-        function = getattr(function, "__func__", function)
-        code = getattr(function, "__code__", function)
         return EagerLocalStep(
             self._runtime,
             arguments,
             self._functions,
-            training=self._training,
-            code=code,
+            trains=_code_of(function) in self._training,
             evaluates=evaluates,
         )
 
@@ -166,26 +166,21 @@ class EagerLocalStep(local_step.LocalStep):
       runtime: The `Runtime`.
       arguments: See `LocalStep`.
       functions: A `_Functions`.
-      training: Set of the code of steps that optimizers have taken.
-      code: What this step runs. Whether it trains, and needs this worker's
-        own weights, is known from its earlier calls.
+      trains: Whether it trains, and needs this worker's own weights, as far as
+        is known from earlier steps with the same code.
       evaluates: See `LocalStep`.
     """
 
     is_eager = True
 
-    def __init__(
-        self, runtime, arguments, functions, *, training, code, evaluates
-    ):
+    def __init__(self, runtime, arguments, functions, *, trains, evaluates):
         super().__init__(runtime.local, _as_tensors(arguments), evaluates)
         self._runtime = runtime
         self._functions = functions
-        self._training = training
-        self._code = code
         # Number of variables that there were when own weights were shown.
         self._shown = 0
         resumes = not evaluates and runtime.state.resume_own_weights()
-        if resumes or code in training:
+        if resumes or trains:
             self._show_own()
         elif evaluates:
             self._local.show_anchor()
@@ -217,8 +212,7 @@ class EagerLocalStep(local_step.LocalStep):
         return contextlib.nullcontext()
 
     def _show_before(self):
-        if self._trains:
-            self._training.add(self._code)
+        """Does nothing: it was done before the step, or within it."""
 
     def _follow(self, end):
         of_tensors = _Leaves([end.points, end.gradients])
@@ -251,6 +245,20 @@ class EagerLocalStep(local_step.LocalStep):
             # What is asked for then refreshes the replicas.
             tracing=self._local.own_values_kept,
         )
+
+
+def _code_of(function):
+    """Code of a function: functions that are made of it again have the same.
+
+    It keeps no model alive, as what is bound to a function would.
+    """
+    if isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    function = getattr(function, "__func__", function)
+    if not hasattr(function, "__code__"):
+        function = type(function).__call__
+    return getattr(function, "__code__", function)
 
 
 def _as_tensors(arguments):

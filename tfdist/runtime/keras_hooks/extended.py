@@ -115,7 +115,7 @@ class ParameterServerExtended(one_replica.WorkerExtended):
             try:
                 with one_replica.foreign_objects_explained():
                     result = fn(*args, **kwargs)
-                    self._finish_step()
+                    self._finish_step(fn)
                 if repeats:
                     _check_may_be_retried(active.step)
             finally:
@@ -190,7 +190,7 @@ class ParameterServerExtended(one_replica.WorkerExtended):
                 tf.control_dependencies(one_replica.tensors_in((args, kwargs))),
             ):
                 result = compiled_parts.call(fn, args, kwargs)
-                self._finish_step()
+                self._finish_step(fn)
             if repeatable is not None and step is None:
                 _check_may_be_retried(active.step)
                 repeatable.append(active.step)
@@ -198,9 +198,10 @@ class ParameterServerExtended(one_replica.WorkerExtended):
             active.step = None
         return result
 
-    def _finish_step(self):
+    def _finish_step(self, fn):
         active.step.finish()
         if active.step.is_training:
+            self._eager_steps.note_training(fn)
             self._runtime.journal.note_training()
 
     def _replica_ctx_all_reduce(self, reduce_op, value, options=None):
