@@ -1,5 +1,7 @@
 """Local steps in programs that do more than one `fit` of one model."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -91,6 +93,29 @@ def test_a_function_within_a_function():
     strategy.barrier()
     np.testing.assert_allclose(weights_of(model), plain(range(6)), rtol=1e-5)
     assert strategy.updates_applied() == [2]
+
+
+def test_steps_that_name_the_same_variables_in_another_order():
+    """As of an encoder and a decoder, the one or the other first."""
+    strategy = tfdist.ParameterServerStrategy(local_steps=2)
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD(1.0)
+        one = keras.Variable([0.0])
+        two = keras.Variable([0.0, 0.0])
+        optimizer.build([one, two])
+
+    def step(*variables):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(one) + 2.0 * tf.reduce_sum(two)
+        gradients = tape.gradient(loss, [v.value for v in variables])
+        optimizer.apply(gradients, variables)
+
+    for order in ([one, two], [two, one]):
+        run = functools.partial(step, *order)
+        tf.function(lambda run=run: strategy.run(run))()
+    assert strategy.updates_applied() == [1]
+    np.testing.assert_array_equal(one.numpy(), [-2.0])
+    np.testing.assert_array_equal(two.numpy(), [-4.0, -4.0])
 
 
 class Counting(keras.Model):

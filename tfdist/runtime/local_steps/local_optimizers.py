@@ -102,7 +102,7 @@ class LocalOptimizers:
         inner = self._inners.get(clock.ordinal)
         if inner is None:
             return None
-        if _ordinals(inner.parameters) != _ordinals(parameters):
+        if set(_ordinals(inner.parameters)) != set(_ordinals(parameters)):
             raise ValueError(
                 "With local steps all steps of an optimizer have to train "
                 f"the same variables: {_names(inner.parameters)} before, "
