@@ -3,6 +3,8 @@
 import inspect
 from unittest import mock
 
+import pytest
+
 from tfdist.runtime.local_steps import ring_communication
 from tfdist.runtime.local_steps import server_communication
 
@@ -33,3 +35,23 @@ def test_who_looks_in_a_loop_of_its_own_is_waited_for_as_before():
     assert made.before_pull(local)
     local.exchange_left.assert_called_once_with(inner, False)
     coordination.leave_all_but.assert_not_called()
+
+
+@pytest.mark.parametrize("in_fit", [True, False])
+def test_steps_of_a_freed_model_do_not_end_the_training_around_them(
+    in_fit, monkeypatch
+):
+    """Such as of a model that a callback has trained, and let go of."""
+    monkeypatch.setattr(
+        server_communication.step_lib, "step_counter", mock.Mock()
+    )
+    coordination, inner = mock.Mock(waits=True), mock.Mock()
+    made = server_communication.ServerCommunication(
+        mock.Mock(), coordination, mock.Mock(), mock.Mock()
+    )
+    local = mock.Mock()
+    local.is_training.return_value = in_fit
+    assert made.release(local, [inner]) is not in_fit
+    assert coordination.leave_all_but.called is not in_fit
+    inner.has_steps.return_value = False
+    assert made.release(local, [inner])

@@ -92,6 +92,7 @@ class ServerCommunication:
           function: Callable of `args`.
           *args: What Keras hands it.
         """
+
         local.fit.before_end(functools.partial(local.flush, last=True))
         return function(*args)
 
@@ -186,6 +187,11 @@ class ServerCommunication:
         Returns:
           Whether they may be let go of.
         """
+        in_fit = self._coordination.waits and local.is_training()
+        if in_fit and any(one.has_steps() for one in inners):
+            # The end of `fit` exchanges them. Now the others would go on
+            # without this worker's steps of other optimizers.
+            return False
         local.show_anchor()
         self._flush(local, inners, last=True)
         return True
