@@ -37,6 +37,24 @@ def test_who_looks_in_a_loop_of_its_own_is_waited_for_as_before():
     coordination.leave_all_but.assert_not_called()
 
 
+def test_who_looks_in_a_loop_after_a_fit_is_waited_for_as_before():
+    coordination, inner = mock.Mock(), mock.Mock()
+    made = server_communication.ServerCommunication(
+        mock.Mock(), coordination, mock.Mock(), mock.Mock()
+    )
+    local = mock.Mock(inners=[inner])
+    assert made.call_in_fit(local, int, "1") == 1
+    (end,) = local.fit.before_end.call_args.args
+    end()
+    local.flush.assert_called_once_with(last=True)
+    # Keras's `train_on_batch` calls it once more.
+    assert made.call_in_fit(local, int, "2") == 2
+    local.is_training.return_value = False
+    assert made.before_pull(local)
+    local.exchange_left.assert_called_once_with(inner, False)
+    coordination.leave_all_but.assert_not_called()
+
+
 @pytest.mark.parametrize("in_fit", [True, False])
 def test_steps_of_a_freed_model_do_not_end_the_training_around_them(
     in_fit, monkeypatch

@@ -36,7 +36,7 @@ class Local:
     Attributes:
       method: The `LocalSteps`.
       fit: The outermost `RunningFit` that is under way, or was last; None
-        before it.
+        before it, and when its steps have been exchanged at its end.
     """
 
     # A worker's own values may be in the replicas, or in their shadows.

@@ -1,7 +1,6 @@
 """Local steps exchanged through parameter servers."""
 
 import dataclasses
-import functools
 
 from tfdist.runtime.coordination import agreement
 from tfdist.runtime.exchange import step as step_lib
@@ -93,7 +92,13 @@ class ServerCommunication:
           *args: What Keras hands it.
         """
 
-        local.fit.before_end(functools.partial(local.flush, last=True))
+        def end():
+            local.flush(last=True)
+            # Steps that come now are of a loop of the user's own.
+            local.fit = None
+
+        if local.fit is not None:
+            local.fit.before_end(end)
         return function(*args)
 
     # An exchange.
