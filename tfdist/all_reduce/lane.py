@@ -188,9 +188,8 @@ class Lane:
         """
         check = self._engine.check
         mine = tail_lib.Tail(1.0, 1.0, 1.0, wrote=wrote)
-        first = 0 if self._checks_gradients else self._num_dense
         counts = tf.constant(True)
-        if check.looks and first == 0:
+        if check.looks and self._checks_gradients:
             vectors = self._layout.vectors(values, self._numbers(mine))
             cut = len(vectors)
             checked, counts = check.checked(
@@ -213,6 +212,7 @@ class Lane:
                 for kept, one in zip(checked[cut:], rows, strict=True)
             ]
         else:
+            first = self._num_dense
             if check.looks and self.states:
                 kept, finite = check.checked(
                     values[first:],
