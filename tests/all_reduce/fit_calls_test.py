@@ -193,3 +193,89 @@ def test_after_an_exception_there_are_averages_where_others_have_them(
         )
     strategy.barrier()
     assert programs.weight_of(model) == (-1.5 if others_have else -2.0)
+
+
+class Expected(Exception):
+    """What a callback of a test raises."""
+
+
+def fail(*_, **__):
+    raise Expected
+
+
+@pytest.mark.parametrize("way", ["train_on_batch", "run", "eagerly"])
+def test_steps_after_an_exception_come_after_the_end_of_its_fit(
+    monkeypatch, way
+):
+    """Else the others would take them for steps of theirs."""
+    strategy = tfdist.AllReduceStrategy()
+    with strategy.scope():
+        model = programs.linear()
+    with pytest.raises(Expected):
+        model.fit(
+            programs.batches(np.ones(4)),
+            verbose=0,
+            callbacks=[programs.on(on_train_batch_end=fail)],
+        )
+    at_end = []
+    monkeypatch.setattr(
+        strategy._engine,
+        "note_end",
+        lambda lanes: at_end.append(programs.weight_of(model)),
+    )
+
+    def step():
+        model.optimizer.apply([tf.ones([1, 1])], model.trainable_variables)
+
+    if way == "train_on_batch":
+        model.train_on_batch(np.ones([1, 1]), np.ones([1, 1]))
+    else:
+        strategy.run(tf.function(step) if way == "run" else step)
+    assert at_end == [-1.0]
+    assert programs.weight_of(model) == -2.0
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "on_epoch_begin",
+        "on_train_batch_end",
+        "on_test_end",
+        "on_epoch_end",
+        "on_train_end",
+    ],
+)
+def test_a_fit_in_a_callback_that_has_raised_ends_there(monkeypatch, moment):
+    """Else the others would wait for its end, and this worker for them."""
+    strategy = tfdist.AllReduceStrategy()
+    with strategy.scope():
+        outer, inner = programs.linear(), programs.linear()
+    x = programs.batches(np.ones(2))
+    ended, exceptions = [], []
+
+    def fit_inner(*_, **__):
+        if exceptions:
+            return
+        with pytest.raises(Expected) as caught:
+            inner.fit(
+                x, verbose=0, callbacks=[programs.on(on_train_batch_end=fail)]
+            )
+        exceptions.append(caught)
+
+    adopt_model = strategy._engine.adopt_model
+
+    def adopt(moment, model, *more):
+        if moment is Moment.END_OF_FIT:
+            ended.append((model, programs.weight_of(outer)))
+        return adopt_model(moment, model, *more)
+
+    monkeypatch.setattr(strategy._engine, "adopt_model", adopt)
+    outer.fit(
+        x,
+        epochs=2,
+        validation_data=x,
+        verbose=0,
+        callbacks=[programs.on(**{moment: fit_inner})],
+    )
+    steps = {"on_epoch_begin": 0, "on_train_batch_end": 1, "on_train_end": 4}
+    assert ended == [(inner, -steps.get(moment, 2)), (outer, -4.0)]

@@ -228,6 +228,54 @@ def fit_within_an_epoch(strategy, worker):
     return weight_of(outer), weight_of(inner)
 
 
+def a_fit_within_an_epoch_raises(strategy, worker):
+    """On one worker, in a callback that catches it."""
+    with strategy.scope():
+        outer, inner = linear(), linear()
+
+    def fail(batch, logs=None):
+        if worker == 1:
+            raise ZeroDivisionError
+
+    def fit_inner(batch, logs=None):
+        if batch == 0:
+            with contextlib.suppress(ZeroDivisionError):
+                inner.fit(
+                    batches(np.full(2, 10.0)),
+                    verbose=0,
+                    callbacks=[on(on_train_batch_end=fail)],
+                )
+
+    outer.fit(
+        batches(np.ones(3)),
+        verbose=0,
+        callbacks=[on(on_train_batch_end=fit_inner)],
+    )
+    return weight_of(outer), weight_of(inner)
+
+
+def a_loop_after_an_exception(strategy, worker):
+    """Its steps come after those that the other makes in `fit`."""
+    with strategy.scope():
+        model = linear()
+
+    def fail(batch, logs=None):
+        if worker == 1 and batch == 1:
+            raise ZeroDivisionError
+
+    with contextlib.suppress(ZeroDivisionError):
+        model.fit(
+            batches(np.ones(4)),
+            verbose=0,
+            callbacks=[on(on_train_batch_end=fail)],
+        )
+    x = np.full([1, 1], 10.0 * (1 + worker))
+    for _ in range(2):
+        model.train_on_batch(x, x)
+    strategy.barrier()
+    return weight_of(model)
+
+
 class Counts(keras.layers.Layer):
     """Counts its calls, whether it trains or not."""
 

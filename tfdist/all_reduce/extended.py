@@ -98,6 +98,8 @@ class AllReduceExtended(one_replica.WorkerExtended):
     # Steps.
 
     def _call_for_each_replica(self, fn, args, kwargs):
+        if tf.executing_eagerly():
+            self.engine.fits.end_if_abandoned()
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
             if tf.executing_eagerly():
                 function = self._trace(fn)

@@ -83,6 +83,7 @@ class FitCalls:
 
     def call(self, function, *args):
         """Calls a `train_function` of Keras."""
+        self.end_if_abandoned()
         if self._begins():
             number, running, frame = self._next.pop()
             self.end_abandoned(frame)
@@ -103,8 +104,7 @@ class FitCalls:
         if not self._next or not self._stack:
             return bool(self._next)
         # Or one that a callback makes before the first step of that one.
-        fit = self._stack[-1]
-        return self._next[-1][0] > fit.number or fit.is_abandoned(None)
+        return self._next[-1][0] > self._stack[-1].number
 
     def end_abandoned(self, frame=None):
         """Ends calls that an exception has ended: others may train on.
@@ -144,14 +144,14 @@ class FitCalls:
 
     def before_write(self, variable):
         """Called before a shared variable is assigned eagerly."""
-        self.end_before_write()
+        self.end_if_abandoned()
         if self._stack:
             self._stack[-1].before_write(variable)
 
-    def end_before_write(self):
+    def end_if_abandoned(self):
         """Ends calls that an exception has ended, before a script goes on.
 
-        What it sets comes after all that others make in that call.
+        What it sets, and its steps, come after all that others make in these.
         """
         if self.has_abandoned:
             self.end_abandoned()
@@ -269,6 +269,7 @@ class Fit:
 
     def meet(self):
         """Follows the others' steps until nobody has a batch."""
+        self._engine.fits.end_if_abandoned()
         if self._has_met or not self._lanes:
             return
         self._has_met = True
@@ -283,6 +284,7 @@ class Fit:
 
     def decide(self, epoch):
         """Called when the callbacks have seen the end of an epoch."""
+        self._engine.fits.end_if_abandoned()
         if not self._lanes:
             return
         self._hear_chief()
@@ -391,6 +393,7 @@ class Fit:
 
     def finish(self):
         """Called when all callbacks have seen the end of training."""
+        self._engine.fits.end_if_abandoned()
         self.close()
         self._on_close(self)
         for function in self.calls_at_end:

@@ -193,7 +193,7 @@ class PeerEngine(engine_lib.Engine):
             return
         if self._step is None:
             if tf.executing_eagerly():
-                self.fits.end_before_write()
+                self.fits.end_if_abandoned()
             if variable.trainable:
                 self.check_of_epochs.build_written()
             return
