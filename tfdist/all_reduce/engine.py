@@ -7,6 +7,7 @@ import weakref
 from absl import logging
 import tensorflow as tf
 
+from tfdist import interrupts
 from tfdist import model_optimizers
 from tfdist import one_replica
 from tfdist import private_tensorflow
@@ -277,6 +278,10 @@ class Engine:
         """Calls a `train_function`; see `Collectives`."""
         return self.collectives.call(function, *args)
 
+    def meeting(self):
+        """Scope of what all workers do together: Ctrl-C waits for its end."""
+        return interrupts.deferred()
+
     def adopt_model(self, moment, model, optimizers=(), data=0):
         """Gives all workers the chief's values of what a model shares.
 
@@ -336,6 +341,7 @@ class Engine:
         """The lanes of the last step of a model, a tuple."""
         return self._sequences.get(model, ())
 
+    @interrupts.deferred()
     def follow(self, lanes, **mine):
         """Takes part in one step of the others without a batch.
 

@@ -90,9 +90,10 @@ class FitCalls:
             self._first_epoch = private_keras_calls.epoch_of(frame)
             fit = Fit(self._engine, frame, running, self._stack.remove, number)
             data, self._data = self._data, data_number.DataNumber()
-            chiefs = fit.begin(data.value)
+            with self._engine.meeting():
+                chiefs = fit.begin(data.value)
+                self._stack.append(fit)
             self._has_warned = self._has_warned or data.warns(chiefs)
-            self._stack.append(fit)
         if not self._stack:
             return self._engine.call(function, *args)
         return self._stack[-1].call(function, *args)
@@ -114,7 +115,6 @@ class FitCalls:
         """
         for fit in reversed(self._stack[:]):
             if fit.is_abandoned(frame):
-                self._stack.remove(fit)
                 fit.abandon()
 
     def settings(self, moment, optimizers):
@@ -186,6 +186,8 @@ class Fit:
         # Whether this worker, or any, has assigned variables eagerly.
         self._has_written = self._wrote = False
         self._is_over_for_chief = False
+        # Whether all workers have taken their last step.
+        self._is_over_for_all = False
         # Whether this worker is with the others at the end of an epoch.
         self._has_met = False
         self.has_ended = False
@@ -274,20 +276,29 @@ class Fit:
             return
         self._has_met = True
         self._stops |= self._model.stop_training
-        while (tail := self._follow()).present:
+        while self._meet_once():
+            pass
+
+    def _meet_once(self):
+        """Takes part in a step; returns whether anybody had a batch."""
+        with self._engine.meeting():
+            tail = self._follow()
             self._look(tail.wrote, tail.chief)
-        self._look(tail.wrote, tail.chief)
-        self._engine.end_epoch()
-        if self._wrote:
-            self._wrote = False
-            self._engine.compare_model(Moment.END_OF_EPOCH, self._model)
+            if tail.present:
+                return True
+            self._engine.end_epoch()
+            if self._wrote:
+                self._wrote = False
+                self._engine.compare_model(Moment.END_OF_EPOCH, self._model)
+            return False
 
     def decide(self, epoch):
         """Called when the callbacks have seen the end of an epoch."""
         self._engine.fits.end_if_abandoned()
         if not self._lanes:
             return
-        self._hear_chief()
+        with self._engine.meeting():
+            self._hear_chief()
         model = self._model
         is_last = model.stop_training or epoch + 1 >= self._epochs
         if is_last and model_optimizers.averages_weights(model):
@@ -346,12 +357,13 @@ class Fit:
 
     def _follow_to_end(self):
         self.has_ended = True
-        everybody = self._engine.num_workers
-        while self._lanes:
-            tail = self._follow(over=1.0)
-            if tail.over >= everybody:
-                break
-            self._answer(tail)
+        while self._lanes and not self._is_over_for_all:
+            with self._engine.meeting():
+                tail = self._follow(over=1.0)
+                if tail.over >= self._engine.num_workers:
+                    self._is_over_for_all = True
+                else:
+                    self._answer(tail)
 
     def end(self, has_raised=False):
         """Follows the others' steps until all have ended `fit`.
@@ -359,12 +371,12 @@ class Fit:
         Args:
           has_raised: Whether an exception has ended it on this worker.
         """
-        if not self.has_ended:
-            self._follow_to_end()
-        self._is_compared = True
-        self._engine.put_averages(self._model, are_there=not has_raised)
-        self._engine.compare_model(Moment.END_OF_FIT, self._model)
-        self._engine.note_end(self._lanes)
+        self._follow_to_end()
+        with self._engine.meeting():
+            self._is_compared = True
+            self._engine.put_averages(self._model, are_there=not has_raised)
+            self._engine.compare_model(Moment.END_OF_FIT, self._model)
+            self._engine.note_end(self._lanes)
 
     def _answer(self, tail):
         """Takes part in what others do at the ends of their epochs."""
@@ -388,14 +400,15 @@ class Fit:
 
     def close(self):
         """Gives all what the chief's callbacks have made of the weights."""
-        self._engine.adopt_model(Moment.END_OF_FIT, self._model)
-        self._engine.note_met(self._lanes)
+        with self._engine.meeting():
+            self._engine.adopt_model(Moment.END_OF_FIT, self._model)
+            self._engine.note_met(self._lanes)
+            self._on_close(self)
 
     def finish(self):
         """Called when all callbacks have seen the end of training."""
         self._engine.fits.end_if_abandoned()
         self.close()
-        self._on_close(self)
         for function in self.calls_at_end:
             function()
 

@@ -1,5 +1,6 @@
 """The engine of workers that send each other updates."""
 
+import contextlib
 import itertools
 import weakref
 import zlib
@@ -278,6 +279,10 @@ class PeerEngine(engine_lib.Engine):
     def _open(self):
         self.admission.is_open = self._fits == 1
         self.collectives.post(fits=self._fits)
+
+    def meeting(self):
+        """Scope of what Ctrl-C may end: others are waited for in Python."""
+        return contextlib.nullcontext()
 
     def adopt(self, moment, variables, settings="", data=0):
         """Gives all workers the chief's values; see `Engine`."""

@@ -9,6 +9,7 @@ import time
 
 from absl import logging
 
+from tfdist import interrupts
 from tfdist import model_optimizers
 from tfdist.all_reduce import fit as fit_lib
 from tfdist.all_reduce import tail as tail_lib
@@ -68,6 +69,7 @@ class RingEngine:
 
     # Exchanges.
 
+    @interrupts.deferred()
     def follow(self, lanes=(), **mine):
         """Takes part in an exchange without a batch; see `Engine`.
 
@@ -148,6 +150,10 @@ class RingEngine:
         settings = f"{method}; {model_optimizers.described([optimizer])}"
         self._adopt(Moment.STEP, self._rates([optimizer]), settings)
         self._has_begun = True
+
+    def meeting(self):
+        """Scope of what all workers do together; see `Engine`."""
+        return interrupts.deferred()
 
     def adopt_model(self, moment, model, optimizers=(), data=0):
         """Gives all workers the chief's values; see `Engine`."""

@@ -1,0 +1,99 @@
+"""Ctrl-C while this worker and others do something together."""
+
+import signal
+
+import keras
+import numpy as np
+import pytest
+
+from tests.all_reduce import programs
+import tfdist
+from tfdist.all_reduce import lane as lane_lib
+from tfdist.all_reduce.consistency import Moment
+
+FOLLOW = "follow"
+
+
+@pytest.fixture
+def trained():
+    """A strategy, and a model that has been in `fit`."""
+    strategy = tfdist.AllReduceStrategy()
+    with strategy.scope():
+        model = programs.linear(
+            keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
+        )
+    fit(model)
+    return strategy, model
+
+
+def fit(model):
+    model.fit(programs.batches(np.ones(1)), verbose=0)
+
+
+def interrupting(function, seen, name, number):
+    """Calls a function as one that waits in TensorFlow during Ctrl-C.
+
+    Args:
+        function: the function.
+        seen: list to which a name is added with each call.
+        name: the name; None for the first argument.
+        number: of the names when there is Ctrl-C.
+    """
+
+    def call(*args, **kwargs):
+        result = function(*args, **kwargs)
+        seen.append(name or args[0])
+        if len(seen) == number:
+            signal.raise_signal(signal.SIGINT)
+        return result
+
+    return call
+
+
+def test_a_step_of_others_is_taken_before_ctrl_c(monkeypatch, trained):
+    strategy, model = trained
+    engine, seen = strategy._engine, []
+    monkeypatch.setattr(
+        engine.collectives,
+        "call",
+        interrupting(engine.collectives.call, seen, FOLLOW, 1),
+    )
+    lanes = engine.lanes_of(model) * 2
+    with pytest.raises(KeyboardInterrupt):
+        engine.follow(lanes, present=1.0, gradients=1.0)
+    # Also that of another optimizer.
+    assert int(model.optimizer.iterations) == 1 + 2
+
+
+# All meet in the beginning. They follow each other to the end of the epoch, of
+# its callbacks, and of all epochs; then they tell of averages, compare weights,
+# and take the chief's.
+END = [Moment.END_OF_FIT] * 3
+ALL = [Moment.FIT, *[FOLLOW] * 3, *END]
+
+
+@pytest.mark.parametrize(
+    ("number", "right"),
+    [
+        # No step is taken here, and those of others are followed.
+        (1, [Moment.FIT, FOLLOW, *END]),
+        *((number, ALL) for number in range(4, 8)),
+    ],
+)
+def test_ctrl_c_leaves_out_nothing_that_others_wait_for(
+    monkeypatch, trained, number, right
+):
+    strategy, model = trained
+    engine, seen = strategy._engine, []
+    for owner, method, name in (
+        (lane_lib.Lane, "follow", FOLLOW),
+        (engine.consistency, "meet", None),
+    ):
+        function = getattr(owner, method)
+        monkeypatch.setattr(
+            owner, method, interrupting(function, seen, name, number)
+        )
+    with pytest.raises(KeyboardInterrupt):
+        fit(model)
+    engine.fits.end_if_abandoned()
+    assert seen == right
