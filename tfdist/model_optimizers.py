@@ -9,6 +9,7 @@ from tfdist import dynamic_subclasses
 from tfdist import private_keras
 from tfdist import private_keras_building
 
+_KEEPS = "_tfdist_keeps_weights"
 # Their variables hold what weights have been made of: a step overwrites these.
 # Older versions of Keras have the first alone.
 _COMPUTES_WEIGHTS = tuple(
@@ -132,6 +133,30 @@ class _FinalizedWhenBuilt:
     def finalize_variable_values(self, var_list):
         """As Keras's; nothing if it is not built."""
         if self.built:
+            super().finalize_variable_values(var_list)
+
+
+def keep_weights(model, keeps):
+    """Sets whether `fit` ends with the weights as they are.
+
+    Keras puts averages in their place, also where it has trained nothing.
+
+    Args:
+      model: A `keras.Model`.
+      keeps: Whether it does.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None:
+        dynamic_subclasses.specialize(optimizer, _FinalizedUnlessKept)
+        vars(optimizer)[_KEEPS] = keeps
+
+
+class _FinalizedUnlessKept:
+    """A mixin: an optimizer that may leave weights as they are."""
+
+    def finalize_variable_values(self, var_list):
+        """As Keras's; nothing if `keep_weights` says so."""
+        if not vars(self)[_KEEPS]:
             super().finalize_variable_values(var_list)
 
 

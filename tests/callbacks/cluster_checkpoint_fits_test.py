@@ -339,15 +339,26 @@ def _diloco():
     return tfdist.DiLoCoStrategy(500)
 
 
+def _averaged():
+    """Keras ends `fit` with its averages, before callbacks set others."""
+    return SGD(use_ema=True)
+
+
 @pytest.mark.parametrize(
-    "make_strategy",
-    [_diloco, tfdist.AsyncStrategy, tfdist.AllReduceStrategy],
+    ("make_strategy", "make_optimizer"),
+    [
+        (_diloco, SGD),
+        (tfdist.AsyncStrategy, SGD),
+        (tfdist.AllReduceStrategy, SGD),
+        (tfdist.AsyncStrategy, _averaged),
+        (tfdist.AllReduceStrategy, _averaged),
+    ],
 )
 def test_a_finished_script_that_is_run_again_has_what_it_ended_with(
-    tmp_path, make_strategy
+    tmp_path, make_strategy, make_optimizer
 ):
     def run(*callbacks):
-        _, model = start(make_strategy, SGD, perceptron)
+        _, model = start(make_strategy, make_optimizer, perceptron)
         fit(model, 2, callbacks=[*callbacks, ClusterCheckpoint(tmp_path)])
         return traces(model)
 

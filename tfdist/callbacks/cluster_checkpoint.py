@@ -135,6 +135,13 @@ class ClusterCheckpoint(keras.callbacks.Callback):
         # chief stopped it before its last epoch.
         if self.resumed_epoch and not strategy.state.is_passed:
             private_keras.set_initial_epoch(self.model, self.resumed_epoch)
+            if self._is_done(self.resumed_epoch):
+                model_optimizers.keep_weights(self.model, True)
+
+    def _is_done(self, epoch):
+        """Whether this call of `fit` has no epoch from this one on."""
+        epochs = (self.params or {}).get("epochs")
+        return epochs is not None and epoch >= epochs
 
     def _begin_as_chief(self):
         cluster = self._strategy.cluster
@@ -219,8 +226,7 @@ class ClusterCheckpoint(keras.callbacks.Callback):
             return
         state = self._strategy.state
         fitted_model.check(saved, self.model, state)
-        epochs = (self.params or {}).get("epochs")
-        if epochs is not None and saved.header["position"]["epoch"] >= epochs:
+        if self._is_done(saved.header["position"]["epoch"]):
             # Nothing is trained. Where more is, workers are as they were then,
             # and not as they are when they have left.
             saved = self._files.end(number) or saved
@@ -323,6 +329,7 @@ class ClusterCheckpoint(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         private_keras.set_initial_epoch(self.model, None)
+        model_optimizers.keep_weights(self.model, False)
         self._strategy.state.end_fit(self.model)
         if self._delete:
             # The others may still need them.
