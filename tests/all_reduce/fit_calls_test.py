@@ -279,3 +279,23 @@ def test_a_fit_in_a_callback_that_has_raised_ends_there(monkeypatch, moment):
     )
     steps = {"on_epoch_begin": 0, "on_train_batch_end": 1, "on_train_end": 4}
     assert ended == [(inner, -steps.get(moment, 2)), (outer, -4.0)]
+
+
+def test_another_worker_that_stops_before_an_epoch_loses_no_batch(monkeypatch):
+    """No callback of it acts on batches; the chief decides when all stop."""
+    strategy = tfdist.AllReduceStrategy()
+    monkeypatch.setattr(strategy._engine, "is_chief", False)
+    with strategy.scope():
+        model = programs.linear()
+
+    def stop(epoch, logs=None):
+        model.stop_training = True
+
+    model.fit(
+        programs.batches(np.ones(3)),
+        epochs=2,
+        verbose=0,
+        callbacks=[programs.on(on_epoch_begin=stop)],
+    )
+    # Its rate is the chief's, who is not here.
+    assert int(model.optimizer.iterations) == 6

@@ -253,6 +253,7 @@ class Fit:
             self._has_written = False
             self._engine.wrote.assign(0.0)
         self._look(*self._engine.read_told())
+        self.ignore_own_stop()  # Of callbacks before the epoch.
         return result
 
     def _look(self, wrote, chief):
