@@ -50,8 +50,7 @@ def others_of(model):
     Args:
       model: A `keras.Model`.
     """
-    compiled = []
-    _collect(getattr(model, "optimizer", None), compiled)
+    compiled = _compiled(model)
     return [
         rule
         for rule in update_rules_of(model)
@@ -60,10 +59,14 @@ def others_of(model):
 
 
 def averages_weights(model):
-    """Whether `fit` ends by putting averages of a model's weights in place."""
+    """Whether `fit` ends by putting averages of a model's weights in place.
+
+    Those of the compiled optimizer: Keras knows of no other.
+    """
     return any(
-        getattr(optimizer, "use_ema", False)
-        for optimizer in update_rules_of(model)
+        getattr(one, "use_ema", False)
+        for one in _compiled(model)
+        if _wrapped_by(one) is None
     )
 
 
@@ -85,9 +88,7 @@ def check_scope(model):
 
 def check_scope_of(model):
     """The same for a model whose step uses the compiled optimizer."""
-    compiled = []
-    _collect(getattr(model, "optimizer", None), compiled)
-    for one in compiled:
+    for one in _compiled(model):
         strategy = private_keras.strategy_of_optimizer(one)
         if strategy is not model.distribute_strategy:
             raise ValueError(
@@ -267,6 +268,13 @@ def _without_rates(part, has_schedules):
             or (has_schedules and not isinstance(value, float))
         )
     }
+
+
+def _compiled(model):
+    """The optimizer that `compile` was given, and those that it wraps."""
+    found = []
+    _collect(getattr(model, "optimizer", None), found)
+    return found
 
 
 def _collect(value, found):

@@ -145,6 +145,14 @@ def test_what_a_step_trains_apart_from_its_model_is_shared(monkeypatch):
         assert any(variable is apart.value for variable in found)
 
 
+class Expected(Exception):
+    """What a callback of a test raises."""
+
+
+def fail(*_, **__):
+    raise Expected
+
+
 def averaged(strategy):
     """A model whose weights are -1, -2 after steps, and averages -1, -1.5."""
     with strategy.scope():
@@ -170,6 +178,35 @@ def test_no_steps_are_followed_with_averages_of_weights(monkeypatch):
     assert programs.weight_of(model) == -1.5
 
 
+def test_averages_of_an_optimizer_that_keras_does_not_know_stay_there(
+    monkeypatch,
+):
+    """Keras puts those of the compiled one in place, which is none."""
+    strategy = tfdist.AllReduceStrategy()
+    # Another worker has had no exception.
+    consistency = strategy._engine.consistency
+    meet = consistency.meet
+    monkeypatch.setattr(consistency, "meet", lambda *n: meet(*n) + 1)
+    with strategy.scope():
+        model = programs.linear()
+        model.compile(None, "mse")
+        own = keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
+
+    def train_step(data):
+        own.apply([data[0]], model.trainable_variables)
+        return {"loss": tf.zeros([])}
+
+    model.own, model.train_step = own, train_step
+    with pytest.raises(Expected):
+        model.fit(
+            programs.batches(np.ones(2)),
+            verbose=0,
+            callbacks=[programs.on(on_epoch_end=fail)],
+        )
+    strategy.barrier()
+    assert programs.weight_of(model) == -2.0
+
+
 @pytest.mark.parametrize("others_have", [False, True])
 def test_after_an_exception_there_are_averages_where_others_have_them(
     monkeypatch, others_have
@@ -193,14 +230,6 @@ def test_after_an_exception_there_are_averages_where_others_have_them(
         )
     strategy.barrier()
     assert programs.weight_of(model) == (-1.5 if others_have else -2.0)
-
-
-class Expected(Exception):
-    """What a callback of a test raises."""
-
-
-def fail(*_, **__):
-    raise Expected
 
 
 @pytest.mark.parametrize("way", ["train_on_batch", "run", "eagerly"])
