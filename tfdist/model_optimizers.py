@@ -147,9 +147,10 @@ def keep_weights(model, keeps):
       keeps: Whether it does.
     """
     optimizer = getattr(model, "optimizer", None)
-    if optimizer is not None:
-        dynamic_subclasses.specialize(optimizer, _FinalizedUnlessKept)
-        vars(optimizer)[_KEEPS] = keeps
+    if optimizer is None or not (keeps or _KEEPS in vars(optimizer)):
+        return
+    dynamic_subclasses.specialize(optimizer, _FinalizedUnlessKept)
+    vars(optimizer)[_KEEPS] = keeps
 
 
 class _FinalizedUnlessKept:

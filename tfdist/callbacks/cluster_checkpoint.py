@@ -120,6 +120,8 @@ class ClusterCheckpoint(keras.callbacks.Callback):
         # Batches of this epoch that are done, and those since the last save.
         self._batches = self._since_save = 0
         self._has_saved = False
+        # An earlier call may have ended by an exception.
+        model_optimizers.keep_weights(self.model, False)
         optimizer = self.model.optimizer
         if optimizer is not None and not optimizer.built:
             _check_layers_are_built(self.model)

@@ -97,7 +97,7 @@ def _is_of_state(record):
 
 
 def _moved(record, resolve):
-    """What a `MOVE` makes of the newest value: the same difference is added.
+    """The newest value with the same difference added, for a `MOVE`.
 
     From or to infinity there is none, and the new value takes the place.
     """
