@@ -79,8 +79,8 @@ def lose(runtime, variable):
     on_server(runtime, variable, build)
 
 
-def joined(runtime, may_lack):
-    """The traffic of a chief that has come back, with first values."""
+def joined(runtime, may_lack, is_chief=True):
+    """The traffic of a worker that has come back, with first values."""
     for variable in runtime.store.variables:
         for replica in (variable, variable.pulled):
             if replica is not None:
@@ -90,7 +90,7 @@ def joined(runtime, may_lack):
         wait_until_settled=lambda is_chief, timeout: may_lack,
         call=lambda function, *args: function(*args),
     )
-    return replica_sync.Synchronizer(runtime, is_chief=True, timeout=1.0)
+    return replica_sync.Synchronizer(runtime, is_chief=is_chief, timeout=1.0)
 
 
 def commit_in_two_parts(runtime, synchronizer, first):
@@ -129,6 +129,24 @@ def test_what_nobody_restores_is_filled_and_nothing_else():
         )
     assert synchronizer.held() == len(runtime.store.variables)
     assert synchronizer.versions() == [5]
+
+
+def test_a_worker_leaves_what_servers_lack_to_the_chief():
+    """Which finds that they lacked it, and puts all of a checkpoint back."""
+    runtime, _ = trained()
+    lose(runtime, runtime.store.variables[0])
+    worker, chief = (joined(runtime, True, is_chief=k) for k in (False, True))
+    lacks = worker.first_values.lacks
+
+    def look(*args):
+        found = lacks(*args)
+        if found:
+            chief.commit()
+        return found
+
+    worker.first_values.lacks = look
+    worker.commit()
+    assert (worker.has_added, chief.has_added) == (False, True)
 
 
 def _lost_counts_are_filled_and_no_others(runtime, model):

@@ -123,15 +123,26 @@ class FirstValues:
           How many variables and the like that were, but for what is by
           worker.
         """
-        key = (shard, tuple(v.ordinal for v in variables), end)
-        if not self._traced.call(
-            ("lacks", *key), lambda: self._build_lacks(shard, variables, end)
-        ):
+        if not self._lacks_on(shard, variables, end):
             return 0
+        key = (shard, tuple(v.ordinal for v in variables), end)
         return int(
             self._traced.call(
                 ("complete", *key),
                 lambda: self._build_complete(shard, variables, end),
+            )
+        )
+
+    def lacks(self, variables, end):
+        """Whether any server lacks some of `variables`; see `complete`."""
+        shards = range(self._store.num_shards)
+        return any(self._lacks_on(shard, variables, end) for shard in shards)
+
+    def _lacks_on(self, shard, variables, end):
+        return bool(
+            self._traced.call(
+                ("lacks", shard, tuple(v.ordinal for v in variables), end),
+                lambda: self._build_lacks(shard, variables, end),
             )
         )
 

@@ -146,6 +146,8 @@ class Synchronizer:
     def _add_missing(self, first, end, held):
         """Adds what servers lack that nobody was there to restore.
 
+        The chief does: it may have a checkpoint. All others wait for it.
+
         Args:
           first: Number of variables that are known to be there.
           end: Number of variables that are to be.
@@ -155,8 +157,16 @@ class Synchronizer:
           Whether servers have lost something, which is not the same: what
           comes after all that they held is new.
         """
-        variables = self._store.variables[first:end]
-        missing = self._first.complete(variables, end)
+        variables, missing = self._store.variables[first:end], 0
+        if self._is_chief:
+            missing = self._first.complete(variables, end)
+        else:
+            waiting.wait_until(
+                lambda: not self._first.lacks(variables, end),
+                what="the chief to add variables that parameter servers lack",
+                timeout=self._timeout,
+                hint="Is the chief running, and does it build this model?",
+            )
         self._first.check(end)
         if not missing or (first and held <= first):
             return False
