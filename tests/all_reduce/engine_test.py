@@ -38,6 +38,27 @@ def test_nobody_follows_one_of_two_optimizers_where_the_other_is_freed(
     assert len(followed) == 1
 
 
+def test_what_a_step_without_an_optimizer_trains_is_freed():
+    strategy = tfdist.AllReduceStrategy()
+
+    def train_one():
+        with strategy.scope():
+            weight = tf.Variable(5.0)
+
+        def step():
+            with tf.GradientTape() as tape:
+                loss = weight * weight
+            weight.assign_sub(tape.gradient(loss, weight))
+
+        strategy.run(step)
+
+    for _ in range(3):
+        train_one()
+    gc.collect()
+    # The last may be followed.
+    assert len(strategy._engine._lanes) == 1
+
+
 def test_settings_that_one_worker_may_follow_alone_are_told(monkeypatch):
     strategy = tfdist.AllReduceStrategy()
     engine = strategy._engine

@@ -74,7 +74,6 @@ class Engine:
         self._last = ()
         # By number.
         self._lanes = weakref.WeakValueDictionary()
-        self._states = {}
         # Steps of this worker when all had last met.
         self._met_at = 0
         self.variables = []
@@ -215,9 +214,9 @@ class Engine:
           states: List of `WorkerVariable`.
           have_rows: Whether the gradient travels as rows, a list of bools.
         """
-        lanes = self._states
-        if optimizer is not None:
-            lanes = vars(optimizer).setdefault(_LANES, {})
+        # It is freed with what it acts on.
+        owner = states[0] if optimizer is None else optimizer
+        lanes = vars(owner).setdefault(_LANES, {})
         key = (*map(id, variables), *have_rows, *map(id, states))
         with tf.init_scope(), private_tensorflow.outside_of_functions():
             if key in lanes:
