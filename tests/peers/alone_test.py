@@ -229,10 +229,11 @@ def test_who_has_joined_is_not_stopped_early_in_later_calls_of_fit(name):
     stopped = []
     (channel,) = engine.channels
     channel.transport = types.SimpleNamespace(
-        stop=lambda number, workers: stopped.append(set(workers))
+        stop=lambda number, workers: stopped.append(set(workers)),
+        check_threads=lambda: None,
     )
     engine.collectives = engine.consistency._collectives = Meetings()
-    engine.admission = types.SimpleNamespace()
+    engine.admission = types.SimpleNamespace(look=lambda: None)
     addresses = [f"localhost:{port}" for port in range(1, 4)]
     config = cluster.ClusterConfig({"worker": addresses}, "worker", 0)
     engine.roster = roster_lib.Roster(config, "test")
