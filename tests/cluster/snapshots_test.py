@@ -28,9 +28,15 @@ def prefix():
     return f"snapshots_test/{next(_numbers)}"
 
 
-def make(directory, every=60.0):
+def make(directory, every=60.0, num_workers=2):
     return snapshots.Snapshots(
-        directory, DEVICE, task=0, num_servers=2, num_members=3, every=every
+        directory,
+        DEVICE,
+        task=0,
+        num_servers=2,
+        num_members=3,
+        num_workers=num_workers,
+        every=every,
     )
 
 
@@ -123,6 +129,27 @@ def test_what_a_member_forgets_when_it_joins_anew_is_kept(
     assert get(f"{prefix}/version", tf.int64) == 8
     put(f"{prefix}/version", np.int64(7))
     check_filled(prefix)
+
+
+def test_what_is_by_worker_is_not_kept_for_another_number_of_workers(
+    tmp_path, prefix
+):
+    """After 2, 3 and again 2 it would be older than all else."""
+    fill(prefix)
+    put(f"{prefix}/counts/of-2", np.ones([2], "int64"))
+    tell(prefix, 1, {"counts/of-2": "int64"})
+    assert make(tmp_path).write()
+    assert make(tmp_path).restore() == 5
+    handle = tf.raw_ops.VarHandleOp(
+        dtype=tf.int64, shape=None, shared_name=f"{prefix}/counts/of-2"
+    )
+    tf.raw_ops.DestroyResourceOp(resource=handle)
+    writer = make(tmp_path, num_workers=3)
+    assert writer.restore() == 4
+    put(f"{prefix}/version", np.int64(8))
+    leave(1, [])
+    assert writer.write()
+    assert make(tmp_path).restore() == 4
 
 
 def test_without_a_snapshot_nothing_is_restored(tmp_path, prefix):

@@ -87,6 +87,7 @@ def serve(
             task=config.task_index,
             num_servers=config.num_ps,
             num_members=len(names),
+            num_workers=config.num_workers,
             every=snapshot_every,
         )
     if kept is not None:

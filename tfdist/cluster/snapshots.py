@@ -11,6 +11,7 @@ need much memory are written by rows, see `table_snapshots`.
 import json
 import os
 import pathlib
+import re
 import shutil
 import threading
 import time
@@ -29,6 +30,8 @@ _DATA = "data"
 _KEPT = 2
 # Pauses are at least so many times as long as a snapshot takes.
 _MOST_OF_TIME = 20
+# In the name of what has a part for each worker: how many they are.
+_BY_WORKER = re.compile(r"/of-(\d+)(?:/|$)")
 
 
 def build_is_from_snapshot(value=None):
@@ -97,6 +100,7 @@ class Snapshots:
       task: Number of the server.
       num_servers: How many there are.
       num_members: Number of rows of its table of members.
+      num_workers: Number of workers.
       every: Seconds between two snapshots.
 
     Attributes:
@@ -104,13 +108,22 @@ class Snapshots:
     """
 
     def __init__(
-        self, directory, device, *, task, num_servers, num_members, every
+        self,
+        directory,
+        device,
+        *,
+        task,
+        num_servers,
+        num_members,
+        num_workers,
+        every,
     ):
         name = f"ps-{task}-of-{num_servers}"
         self.directory = pathlib.Path(directory) / name
         self._device = device
         self._name = f"/job:ps/task:{task}"
         self._every = every
+        self._num_workers = num_workers
         self._manifest = Manifest(device, num_members)
         # By lock. What was named stays as long as it is held: a member that
         # has just been started again knows less than it did.
@@ -126,7 +139,9 @@ class Snapshots:
     def restore(self):
         """Puts the newest snapshot in place that can be read.
 
-        Before anybody else talks to the server.
+        Before anybody else talks to the server. What is by worker is left out
+        if it is of another number of workers: a cluster of that number that
+        comes again is to begin anew with it.
 
         Returns:
           How many variables that were, 0 for none.
@@ -142,7 +157,7 @@ class Snapshots:
                     name: dtype
                     for group in groups.values()
                     for name, dtype in group.variables.items()
-                    if name not in by_rows
+                    if name not in by_rows and not self._is_of_others(name)
                 }
                 names = list(dtypes)
                 with tf.device(self._device):
@@ -198,6 +213,11 @@ class Snapshots:
             )
             return len(names) + len(by_rows)
         return 0
+
+    def _is_of_others(self, name):
+        """Whether a variable is by worker, of another number of workers."""
+        found = _BY_WORKER.search(name)
+        return found is not None and int(found[1]) != self._num_workers
 
     def start(self):
         """Writes snapshots from now on, in a thread."""

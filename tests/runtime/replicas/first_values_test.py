@@ -155,7 +155,7 @@ def _lost_counts_are_filled_and_no_others(runtime, model):
     assert before["accepted"] == 4
     commit_in_two_parts(runtime, synchronizer, len(model.weights))
     assert list(runtime.gradient_counts.read().values()) == [before]
-    lose_named(runtime.store, "gradients/5")
+    lose_named(runtime.store, "gradients/of-1")
     synchronizer = joined(runtime, may_lack=True)
     commit_in_two_parts(runtime, synchronizer, len(model.weights))
     (after,) = runtime.gradient_counts.read().values()

@@ -77,7 +77,7 @@ class RetiredGradientCounts:
         ledgers = [
             name.split("/")[1]
             for name in names
-            if re.fullmatch(f"ledger/[^/]+/{self._num_workers}/state", name)
+            if re.fullmatch(f"ledger/[^/]+/of-{self._num_workers}/state", name)
         ]
         if not ledgers:
             return []

@@ -22,7 +22,7 @@ def prefix(ledger, num_workers):
       ledger: Name of the `Ledger`.
       num_workers: Number of workers.
     """
-    return f"ledger/{ledger}/{num_workers}"
+    return f"ledger/{ledger}/of-{num_workers}"
 
 
 class SharedState:

@@ -61,10 +61,9 @@ class GradientCounts:
 
     def handle(self, shard):
         """The vectors on a server, one after another, as one variable."""
-        # A snapshot of another number of workers has none of this length.
-        return self._store.resource(
-            shard, f"gradients/{self._length}", tf.int64, [self._length]
-        )
+        # A snapshot of another number of workers has none of this name.
+        name = f"gradients/of-{self._num_workers}"
+        return self._store.resource(shard, name, tf.int64, [self._length])
 
     def handles(self, shard):
         """The vector on a server, a list; see `handle`."""
