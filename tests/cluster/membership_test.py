@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdist.cluster import config as cluster_config
 from tfdist.cluster import fit_progress
+from tfdist.cluster import former_processes
 from tfdist.cluster import member_table
 from tfdist.cluster import membership as membership_lib
 from tfdist.cluster import server_client
@@ -390,7 +391,7 @@ def test_a_process_that_was_lost_with_the_first_server_is_told_of(
     table.create()
     back = membership_lib.Membership(other, [LOCAL])
     back.wait_until_entered(60.0, mend=lambda: None)
-    monkeypatch.setattr(membership_lib, "_TOLD_SECONDS", 0.0)
+    monkeypatch.setattr(former_processes, "_TOLD_SECONDS", 0.0)
     back.find_former()
     assert back.former.state == member_table.MemberState.UNKNOWN
     if busy:
@@ -398,7 +399,7 @@ def test_a_process_that_was_lost_with_the_first_server_is_told_of(
     else:
         going.reconnected(chief, [2])
         going.enter_again()
-    monkeypatch.setattr(membership_lib, "_TOLD_SECONDS", 60.0)
+    monkeypatch.setattr(former_processes, "_TOLD_SECONDS", 60.0)
     back.find_former()
     assert (back.former.word.epoch, back.former.word.batch) == (50, 3)
     assert back.former.life == lost._life

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster import fit_progress
+from tfdist.cluster import former_processes
 from tfdist.cluster import member_table
 from tfdist.cluster import server_client
 from tfdist.cluster import sessions
@@ -30,8 +31,6 @@ _MEND_SECONDS = 3.0
 # Each member keeps the first server's table with every beat, where it has no
 # more rows than this; else more seldom, for the sake of the server.
 _ROWS_PER_BEAT = 16
-# How long a new process waits for members to tell of its earlier one.
-_TOLD_SECONDS = 10.0
 # How long a worker that ends waits for a heartbeat that is under way: since
 # the server's last answer, and at least for the second.
 _ANSWER_SECONDS = 10.0
@@ -104,7 +103,8 @@ class Membership:
         self._writing = [threading.Lock() for _ in self.tables]
         # Servers that have moved, and whose beats wait for where they were.
         self._behind = set()
-        self._began = time.monotonic()
+        self._began = self._looked = time.monotonic()
+        self._initial_workers = config.initial_workers
         # Not of a generator that a script may seed; never 0.
         self._life = 1.0 + int.from_bytes(os.urandom(6), "big")
         # By row of the first server's table, for `read`: the last `Member`,
@@ -198,6 +198,7 @@ class Membership:
     def _look_first(self):
         try:
             former = self.look()[self.row]
+            self._looked = time.monotonic()
             if former.life:
                 rows = self._look_at_former()
                 # It is seldom called.
@@ -215,35 +216,15 @@ class Membership:
     def find_former(self):
         """Looks for this worker's earlier process once more.
 
-        The first server, if it was started again as well, does not know of it
-        before another member has told. Members that live do so with their next
-        heartbeat, and are waited for.
+        The first server may have been started again as well; see
+        `former_processes`.
         """
-        states = member_table.MemberState
-        if self.former is None or self.former.state is not states.UNKNOWN:
+        unknown = member_table.MemberState.UNKNOWN
+        if self.former is None or self.former.state is not unknown:
             return
-        found, untold = [], []
-
-        def have_told():
-            nonlocal found
-            found, has_told = self.tables[0].read_former()
-            untold[:] = [
-                member.name
-                for told, member in zip(has_told, self.read(), strict=True)
-                if member.state is states.ALIVE and not told
-            ]
-            return not untold
-
-        try:
-            waiting.wait_until(
-                have_told,
-                what=lambda: (
-                    f"{', '.join(untold)} to tell where this worker was"
-                ),
-                timeout=_TOLD_SECONDS,
-            )
-        except TimeoutError as error:
-            logging.warning("%s Beginning without.", error)
+        found = former_processes.find(
+            self.tables[0], self.read, self._initial_workers, self._looked
+        )
         former = found[self.row]
         # Not this process, which has been there when the server died.
         if former.life != self._life:
