@@ -90,7 +90,7 @@ def joined(runtime, may_lack, is_chief=True):
         wait_until_settled=lambda is_chief, timeout: may_lack,
         call=lambda function, *args: function(*args),
     )
-    return replica_sync.Synchronizer(runtime, is_chief=is_chief, timeout=1.0)
+    return replica_sync.Synchronizer(runtime, is_chief=is_chief, timeout=60.0)
 
 
 def commit_in_two_parts(runtime, synchronizer, first):
