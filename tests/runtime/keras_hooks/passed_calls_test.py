@@ -143,6 +143,24 @@ def test_who_was_lost_with_the_first_server_goes_on_as_others_tell():
     assert decisions.begin_data(size=9, skips=True) == (7, 3)
 
 
+@pytest.mark.parametrize(
+    ("epochs", "size", "number"), [(9, 9, 2), (7, 9, 3), (9, 0, 3)]
+)
+def test_a_call_that_is_refused_when_its_data_is_there_is_none_if_some_is_left(
+    epochs, size, number
+):
+    """Also of a worker that comes back to it, in epoch 7."""
+    model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+    worker, _ = comes_back(1, model, keeps_own_values=True)
+    decisions = worker.chief_decisions
+    begin(worker)
+    assert decisions.fit_number == 2
+    decisions.position._end_epoch = epochs
+    decisions.begin_data(size=size, skips=True)
+    begin(worker)
+    assert decisions.fit_number == number
+
+
 @pytest.mark.parametrize("number", [0, 1], ids=["chief", "other"])
 @pytest.mark.parametrize("callback", [None, "resumes"])
 def test_calls_that_others_have_ended_are_passed_by_who_comes_back(

@@ -122,8 +122,9 @@ class ChiefDecisions:
             return (0, 0)
         left_out = self.position.begin(fit.model, size, skips)
         if self.position.goes_on:
-            # That may be at its end: then it has been a call all the same.
-            fit.has_begun = True
+            # That may be at its end: then it has been a call all the same. Of
+            # data of unknown size, nothing may be left either.
+            fit.has_begun = not (size and self.position.has_epochs)
             if self.position.is_over:
                 self._values.end(fit.model, fit.number)
                 fit_call.build_optimizer(fit.model)

@@ -105,6 +105,11 @@ class FitPosition:
         """Whether the others have ended the call under way."""
         return self._start == fit_progress.OVER
 
+    @property
+    def has_epochs(self):
+        """Whether epochs of the call under way are left, once it has begun."""
+        return self._fits.word.first_epoch < self._end_epoch
+
     def begin(self, model, size, skips):
         """Takes the position up, when the data is known.
 
