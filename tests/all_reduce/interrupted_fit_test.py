@@ -14,6 +14,14 @@ from tfdist.all_reduce.consistency import Moment
 FOLLOW = "follow"
 
 
+@pytest.fixture(autouse=True)
+def handler():
+    """Python's own of Ctrl-C, which a job in the background ignores."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def trained():
     """A strategy, and a model that has been in `fit`."""
