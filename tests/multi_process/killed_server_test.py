@@ -196,7 +196,10 @@ def check_saved(files, weights, report):
     before, _, *after = differences(files, placement)
     assert before == 0
     assert after == [apart, apart]
-    names = {path.name for path in files.directory.iterdir()}
+    # Beside the last one there may be what training has ended with.
+    names = {path.name for path in files.directory.iterdir()} - {
+        "end-00000004.zip"
+    }
     assert names == {files.path(number).name for number in range(1, 5)}
 
     strategy, model = local_model()
