@@ -190,11 +190,6 @@ def optimizer_under_way():
     return next((one for one in callers if isinstance(one, kind)), None)
 
 
-def is_applying_optimizer():
-    """Whether an optimizer's step is what asks for a reduction."""
-    return optimizer_under_way() is not None
-
-
 def is_saving():
     """Whether the caller is being run to save a model or its variables.
 

@@ -153,7 +153,7 @@ class AllReduceExtended(one_replica.WorkerExtended):
         """Refuses one that is not of the optimizer, where others take part."""
         if self.engine.is_applying or self.engine.collectives.num_workers == 1:
             return
-        if private_keras_variables.is_applying_optimizer():
+        if private_keras_variables.optimizer_under_way() is not None:
             raise ValueError(
                 "An optimizer was created outside strategy.scope(): create "
                 "the model and the optimizer, and compile, inside the scope."

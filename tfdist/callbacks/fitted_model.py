@@ -29,7 +29,7 @@ def describe(model, state):
       A dict that JSON can hold. `weights` and `slots` are lists of number (see
       `TrainingState.numbers_of`), name, type and shape; `slots` are all
       variables of the optimizer. `beside` lists arrays of these variables that
-      have other numbers, see `arrays_beside`. `optimizer` lists
+      have other numbers (see `TrainingState.arrays_beside`). `optimizer` lists
       the names of its class and of the classes of optimizers within it.
     """
     weights = list(model.weights)

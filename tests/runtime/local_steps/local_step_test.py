@@ -122,8 +122,8 @@ def test_weights_that_gradients_overwrite_are_exchanged_as_state(monkeypatch):
     # Of float8 layers, which an optimizer assigns and does not update.
     monkeypatch.setattr(
         local_step.private_keras_variables,
-        "is_applying_optimizer",
-        lambda: True,
+        "optimizer_under_way",
+        mock.Mock(),
     )
     local = mock.Mock()
     scale, constrained = (

@@ -2,10 +2,12 @@
 
 import keras
 import numpy as np
+import pytest
 
 from tests.averaging import virtual_workers
 from tests.runtime.exchange import delay_test
 import tfdist
+from tfdist import private_keras
 from tfdist.runtime.variables.server_scope import read_replica
 
 
@@ -87,15 +89,28 @@ def test_parameters_and_statistics_that_are_read_are_of_one_moment():
     np.testing.assert_allclose(mean.numpy(), 3 * [0.59], rtol=1e-6)
 
 
-def test_workers_that_load_a_step_counter_stay_in_step():
+def accumulating():
+    return keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        accumulating,
+        lambda: keras.optimizers.LossScaleOptimizer(
+            accumulating(), initial_scale=1.0
+        ),
+    ],
+    ids=["alone", "loss scale"],
+)
+def test_workers_that_load_a_step_counter_stay_in_step(make):
     """What Keras saves between two updates has one step too many."""
     workers = virtual_workers.VirtualWorkers(
         2,
         None,
-        build=virtual_workers.linear(
-            lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
-        ),
+        build=virtual_workers.linear(make),
     )
+    counter, _ = private_keras.counter_of(workers.models[1].optimizer)
     batch = np.ones([1, delay_test.FEATURES]), np.ones([1, 1])
     for _ in range(3):
         workers.step(0, *batch)
@@ -108,5 +123,4 @@ def test_workers_that_load_a_step_counter_stay_in_step():
             workers.step(k, *batch)
         workers.runtimes[1].pull()
         # Each makes the second step of an update, and the first of the next.
-        counted = read_replica(workers.models[1].optimizer._iterations.value)
-        assert counted == [6, 7, 10][made]
+        assert read_replica(counter.value) == [6, 7, 10][made]

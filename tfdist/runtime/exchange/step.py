@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdist import compiled_parts
 from tfdist import fused_kernels
 from tfdist import one_replica
+from tfdist import private_keras
 from tfdist import private_keras_variables
 from tfdist.program_error import ProgramError
 from tfdist.runtime.exchange import pending_records
@@ -50,8 +51,10 @@ def step_counter(optimizer):
 
 
 def _accumulates(optimizer):
-    rule = getattr(optimizer, "inner_optimizer", optimizer)
-    return bool(getattr(rule, "gradient_accumulation_steps", None))
+    if optimizer is None:
+        return False
+    _, batches = private_keras.counter_of(optimizer)
+    return batches > 1
 
 
 def local_scalars_of(optimizer):
@@ -271,7 +274,7 @@ class Step:
         variable = record.variable
         if record.kind == "assign" and not (
             self._runtime.coordination.averages
-            or private_keras_variables.is_applying_optimizer()
+            or private_keras_variables.optimizer_under_way() is not None
             or (
                 self._runtime.corrector.needs_copies
                 and one_replica.is_trainable(variable)

@@ -131,10 +131,11 @@ class EagerStep(step_lib.Step):
             super().record_mutation(variable, kind, value, before)
             return
         value = tf.convert_to_tensor(value, dtype=variable.dtype)
-        kind = records.MOVE
-        if variable.role is not Role.STATE:
-            kind, value = "assign_add", value - before
-        super().record_mutation(variable, kind, value, before)
+        if variable.role is Role.STATE:
+            # It alone may begin with infinity; this sends twice the bytes.
+            super().record_mutation(variable, records.MOVE, value, before)
+            return
+        super().record_mutation(variable, "assign_add", value - before, before)
 
     def exchange(self, graph, recorded, optimizer, barriers, settled):
         """Exchanges what was recorded; see `Step.exchange`."""

@@ -217,7 +217,7 @@ class ParameterServerExtended(one_replica.WorkerExtended):
             return
         if isinstance(step, evaluations.EvaluationStep):
             return
-        if private_keras_variables.is_applying_optimizer():
+        if private_keras_variables.optimizer_under_way() is not None:
             return
         raise NotImplementedError(
             f"{one_replica.REDUCTIONS} must not be called in a step "

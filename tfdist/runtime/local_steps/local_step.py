@@ -121,7 +121,7 @@ class LocalStep:
                 self._end(variable)
 
     def _parameter_assigned(self, variable):
-        if not private_keras_variables.is_applying_optimizer():
+        if private_keras_variables.optimizer_under_way() is None:
             self._assigned[variable.ordinal] = variable
         elif one_replica.is_overwritten_with_gradient(variable):
             # It has no update, and is averaged as statistics are.

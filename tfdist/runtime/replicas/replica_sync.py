@@ -10,6 +10,7 @@ import contextlib
 from absl import logging
 import tensorflow as tf
 
+from tfdist import private_keras
 from tfdist import private_keras_calls
 from tfdist import private_keras_variables
 from tfdist.cluster import resource_values
@@ -466,5 +467,7 @@ def _of_updates(count):
     With the last ones the saved worker has only accumulated gradients.
     """
     optimizer = private_keras_variables.optimizer_under_way()
-    steps = getattr(optimizer, "gradient_accumulation_steps", None)
-    return count - count % steps if steps else count
+    if optimizer is None:
+        return count
+    _, batches = private_keras.counter_of(optimizer)
+    return count - count % batches
