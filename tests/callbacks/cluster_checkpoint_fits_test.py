@@ -375,6 +375,25 @@ def test_a_finished_script_that_is_run_again_has_what_it_ended_with(
     assert_same(run(), expected, 0.0)
 
 
+def test_earlier_calls_of_a_resumed_run_leave_weights_and_averages(tmp_path):
+    """Both calls have one directory; an exception ends the second one."""
+
+    class Fails(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            raise ZeroDivisionError
+
+    def run(directory, *callbacks):
+        _, model = start(tfdist.AsyncStrategy, _averaged, perceptron)
+        fit(model, 1, callbacks=[ClusterCheckpoint(directory)])
+        fit(model, 3, callbacks=[ClusterCheckpoint(directory), *callbacks])
+        return traces(model)
+
+    with pytest.raises(ZeroDivisionError):
+        run(tmp_path / "resumed", Fails())
+    expected = run(tmp_path / "whole")
+    assert_same(run(tmp_path / "resumed"), expected, 0.0)
+
+
 class OwnStep(keras.Model):
     def train_step(self, data):
         return super().train_step(data)
