@@ -153,6 +153,16 @@ def fail(*_, **__):
     raise Expected
 
 
+def fit_that_fails(model, steps, **methods):
+    """Trains on some ones, until a method of a callback raises."""
+    with pytest.raises(Expected):
+        model.fit(
+            programs.batches(np.ones(steps)),
+            verbose=0,
+            callbacks=[programs.on(**methods)],
+        )
+
+
 def averaged(strategy):
     """A model whose weights are -1, -2 after steps, and averages -1, -1.5."""
     with strategy.scope():
@@ -197,12 +207,7 @@ def test_averages_of_an_optimizer_that_keras_does_not_know_stay_there(
         return {"loss": tf.zeros([])}
 
     model.own, model.train_step = own, train_step
-    with pytest.raises(Expected):
-        model.fit(
-            programs.batches(np.ones(2)),
-            verbose=0,
-            callbacks=[programs.on(on_epoch_end=fail)],
-        )
+    fit_that_fails(model, 2, on_epoch_end=fail)
     strategy.barrier()
     assert programs.weight_of(model) == -2.0
 
@@ -218,16 +223,11 @@ def test_after_an_exception_there_are_averages_where_others_have_them(
         consistency, "meet", lambda *numbers: meet(*numbers) + others_have
     )
 
-    def fail(batch, logs=None):
+    def fail_in_second(batch, logs=None):
         if batch == 1:
-            raise ZeroDivisionError
+            fail()
 
-    with pytest.raises(ZeroDivisionError):
-        model.fit(
-            programs.batches(np.ones(4)),
-            verbose=0,
-            callbacks=[programs.on(on_train_batch_end=fail)],
-        )
+    fit_that_fails(model, 4, on_train_batch_end=fail_in_second)
     strategy.barrier()
     assert programs.weight_of(model) == (-1.5 if others_have else -2.0)
 
@@ -240,12 +240,7 @@ def test_steps_after_an_exception_come_after_the_end_of_its_fit(
     strategy = tfdist.AllReduceStrategy()
     with strategy.scope():
         model = programs.linear()
-    with pytest.raises(Expected):
-        model.fit(
-            programs.batches(np.ones(4)),
-            verbose=0,
-            callbacks=[programs.on(on_train_batch_end=fail)],
-        )
+    fit_that_fails(model, 4, on_train_batch_end=fail)
     at_end = []
     monkeypatch.setattr(
         strategy._engine,

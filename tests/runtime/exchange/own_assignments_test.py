@@ -85,16 +85,21 @@ class Reset(keras.Model):
         return {"w": self.w.value}
 
 
-def test_updates_in_a_branch_are_of_the_weights_that_a_step_has_set():
+def trained_in_a_branch(kind):
+    """A model of a class after a step whose update is in a branch."""
     with tfdist.AsyncStrategy().scope():
-        model = Reset()
+        model = kind()
         model.compile(
             keras.optimizers.LossScaleOptimizer(
                 keras.optimizers.SGD(1.0), initial_scale=1.0
             )
         )
     model.fit(X, verbose=0)
-    assert float(model.w) == 4.0
+    return model
+
+
+def test_updates_in_a_branch_are_of_the_weights_that_a_step_has_set():
+    assert float(trained_in_a_branch(Reset).w) == 4.0
 
 
 class SlowWeights(keras.Model):
@@ -123,14 +128,7 @@ class SlowWeights(keras.Model):
 
 
 def test_what_was_read_before_an_update_in_a_branch_stays_as_it_was():
-    with tfdist.AsyncStrategy().scope():
-        model = SlowWeights()
-        model.compile(
-            keras.optimizers.LossScaleOptimizer(
-                keras.optimizers.SGD(1.0), initial_scale=1.0
-            )
-        )
-    model.fit(X, verbose=0)
+    model = trained_in_a_branch(SlowWeights)
     assert [float(w) for w in model.weights] == [-0.5, 1.0]
 
 

@@ -221,12 +221,15 @@ def test_averaged_weights_that_keras_swaps_stay_here(eagerly):
     )
     assert pushes.pushed == 2
     assert pushes.trained == -2 * DATA.sum() - 2 * OTHERS
-    # m <- m / 2 + w / 2 after each step but the first, which sets it.
-    weights = -np.cumsum(DATA[:, 0])
-    mean = weights[0]
+    assert pushes.seen[0] == means_of(-np.cumsum(DATA[:, 0]))[-1]
+
+
+def means_of(weights):
+    """After each step: m <- m / 2 + w / 2, but the first one sets it."""
+    means = [weights[0]]
     for weight in weights[1:]:
-        mean = mean / 2 + weight / 2
-    assert pushes.seen[0] == mean
+        means.append(means[-1] / 2 + weight / 2)
+    return means
 
 
 class Saves(keras.callbacks.Callback):
@@ -322,7 +325,7 @@ class SwapAlone(Swap):
     on_test_begin = on_predict_begin = _begin
 
 
-def test_the_only_worker_s_assignments_reach_the_server():
+def test_what_a_single_process_assigns_in_an_evaluation_stays():
     strategy = tfdist.AsyncStrategy()
     shared = strategy._runtime.evaluations
     model = made(strategy)
@@ -359,9 +362,7 @@ def test_the_only_worker_s_servers_keep_weights_while_averages_are_evaluated(
         verbose=0,
     )
     weights = -np.cumsum(np.tile(DATA[:, 0], 2))
-    means = [weights[0]]
-    for weight in weights[1:]:
-        means.append(means[-1] / 2 + weight / 2)
+    means = means_of(weights)
     assert seen == [(weights if own else means)[step] for step in (3, 7)]
     # Keras ends with the averages.
     assert server.read() == means[-1]
