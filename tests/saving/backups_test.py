@@ -9,7 +9,7 @@ import pytest
 
 from tests import nightly
 from tests.runtime.exchange import delay_test
-from tests.runtime.replicas import first_values_test
+from tests.runtime.replicas import one_run
 from tfdist.saving import callbacks
 
 _runs = itertools.count()
@@ -99,7 +99,7 @@ def test_what_servers_have_lost_is_as_in_the_backup(tmp_path, has_committed):
     saved = first.values()
     first.backup(tmp_path).on_epoch_end(2)
     kernel = first.model.weights[0].value
-    first_values_test.lose(first.runtime, kernel)
+    one_run.lose(first.runtime, kernel)
     again = chief(run)
     again.runtime.recovery = types.SimpleNamespace(
         wait_until_settled=lambda *_: True,

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests import nightly
 from tests.runtime.exchange import delay_test
-from tests.runtime.replicas import first_values_test
+from tests.runtime.replicas import one_run
 from tfdist.runtime.recovery import restoring
 from tfdist.runtime.variables.server_scope import read_replica
 
@@ -140,13 +140,13 @@ def test_rows_of_a_server_that_a_worker_without_rows_restores(is_restored):
     first.runtime.pull()
     if is_restored:
         for worker in (first, other):
-            first_values_test.lose_all_but(worker.runtime.store, {})
+            one_run.lose_all_but(worker.runtime.store, {})
         assert _restorer(first).restore(0).done
         _restorer(first).complete(0)
     else:
         # Its snapshot had all else.
         ordinal = other.table.ordinal
-        first_values_test.lose_named(other.runtime.store, f"rows/{ordinal}")
+        one_run.lose_named(other.runtime.store, f"rows/{ordinal}")
         _restorer(other).complete(0)
     other.runtime.synchronizer.pull_committed()
     for worker, number in ((other, 2), (first, 4), (other, 2)):

@@ -3,11 +3,11 @@
 import numpy as np
 import tensorflow as tf
 
-from tests.runtime.replicas import first_values_test
+from tests.runtime.replicas import one_run
 
 
 def test_gradients_of_an_earlier_process_are_not_of_this_one():
-    runtime, model = first_values_test.trained()
+    runtime, model = one_run.trained()
     strategy = model.distribute_strategy
     counts = strategy.push_counts()
     assert (counts["applied"], counts["lost"]) == ([4], [0])

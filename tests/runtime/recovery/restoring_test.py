@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests import nightly
-from tests.runtime.replicas import first_values_test
+from tests.runtime.replicas import one_run
 import tfdist
 from tfdist.runtime.recovery import restoring
 from tfdist.runtime.variables import server_scope
@@ -38,29 +38,29 @@ def set_counter(runtime, number, name="version"):
 
 
 def test_a_worker_puts_back_what_a_snapshot_lacks_and_nothing_else():
-    runtime, _ = first_values_test.trained()
+    runtime, _ = one_run.trained()
     restorer = restoring.Restorer(
         runtime.store, runtime.gradient_counts, runtime.synchronizer, 1
     )
     assert restorer.complete(0) == 0
     # Counts of gradients: a snapshot of another number of workers has none.
     counts = runtime.gradient_counts.read()
-    first_values_test.lose_named(runtime.store, "gradients/of-1")
+    one_run.lose_named(runtime.store, "gradients/of-1")
     assert restorer.complete(0) == 0
     assert runtime.gradient_counts.read() == counts
     assert restorer.complete(0) == 0
     # Values.
-    before = first_values_test.held(runtime)
+    before = one_run.held(runtime)
     lost = [v for v in runtime.store.variables if "momentum" in v.name]
     for variable in lost:
-        first_values_test.lose(runtime, variable)
+        one_run.lose(runtime, variable)
     leave_word(runtime, 2, without="signature/4")
     names = {v.name for v in lost}
     for variable in runtime.store.variables:
         if variable.name not in names:
             variable.assign_replica(tf.zeros(variable.shape, variable.dtype))
     assert restorer.complete(0) == len(lost) == 2
-    after = first_values_test.held(runtime)
+    after = one_run.held(runtime)
     for variable in runtime.store.variables:
         expected = before[variable.name]
         if variable.name in names:
@@ -95,18 +95,18 @@ def test_rows_that_begin_again_are_counted_as_lost():
     assert restorer.lost_by_rows(0) == (0, 0)
     table = layer.embeddings.value
     name = runtime.store.held_name(table, table.pieces[0])
-    first_values_test.lose_named(runtime.store, name)
+    one_run.lose_named(runtime.store, name)
     assert restorer.complete(0) == 1
     assert restorer.lost_by_rows(0) == (4, 4)
 
 
 def test_state_that_update_rules_alone_touch_stays_as_in_the_snapshot():
     """Factors of Adafactor: workers have but their first values."""
-    runtime, model = first_values_test.trained("adafactor")
+    runtime, model = one_run.trained("adafactor")
 
     def held():
         return {
-            v.ordinal: first_values_test.on_server(
+            v.ordinal: one_run.on_server(
                 runtime,
                 v,
                 lambda handle, v=v: tf.raw_ops.ReadVariableOp(
@@ -146,7 +146,7 @@ def test_state_that_update_rules_alone_touch_stays_as_in_the_snapshot():
 
 @pytest.mark.nightly
 def test_what_was_assigned_since_a_snapshot_is_newer_though_no_update_is():
-    runtime, model = first_values_test.trained()
+    runtime, model = one_run.trained()
     restorer = restoring.Restorer(
         runtime.store, runtime.gradient_counts, runtime.synchronizer, 1
     )
@@ -167,9 +167,7 @@ def test_what_was_assigned_since_a_snapshot_is_newer_though_no_update_is():
     assert restorer.offer(0, True).held < mine
     restored = restorer.restore(0)
     assert (restored.done, restored.before, restored.version) == (True, 4, 4)
-    np.testing.assert_array_equal(
-        first_values_test.held(runtime)[kernel.name], best
-    )
+    np.testing.assert_array_equal(one_run.held(runtime)[kernel.name], best)
     # What another worker has put there since is newer than this one knows.
     set_counter(runtime, 3, "version/writes")
     assert not restorer.restore(0).done
@@ -204,7 +202,7 @@ def test_a_snapshot_of_steps_without_an_optimizer_stays(strategy):
     set_counter(runtime, 2, "version/writes")
     weight.value.assign_replica(tf.constant([0.0, 0.0]))
     assert not restorer.restore(0).done
-    held = first_values_test.held(runtime)
+    held = one_run.held(runtime)
     np.testing.assert_array_equal(held[weight.value.name], [3.0, 3.0])
     assert strategy.updates_applied() == [0]
     # What a worker has pulled as a whole, it knows.

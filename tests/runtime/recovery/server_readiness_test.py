@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from tests.runtime.replicas import first_values_test
+from tests.runtime.replicas import one_run
 from tfdist.cluster import fit_progress
 from tfdist.cluster import member_table
 from tfdist.cluster import snapshots
@@ -14,7 +14,7 @@ from tfdist.runtime.recovery.server_readiness import Holding
 @pytest.fixture(scope="module")
 def runtime():
     """Of a strategy whose server, this process, holds a model."""
-    return first_values_test.trained()[0]
+    return one_run.trained()[0]
 
 
 @pytest.fixture
@@ -63,8 +63,8 @@ def test_who_joins_is_told_of_a_snapshot_until_somebody_has_restored(
 
 
 def test_empty_servers_lack_nothing_that_there_was():
-    store = first_values_test.trained()[0].store
-    first_values_test.lose_named(store, "version")
+    store = one_run.trained()[0].store
+    one_run.lose_named(store, "version")
     assert readiness(store).look() == ([Holding.EMPTY], [False])
     assert not wait(store)
 
@@ -75,14 +75,14 @@ def test_a_chief_leaves_empty_servers_to_a_worker_that_has_trained(
 ):
     """All servers and the chief were started again, and the worker was not."""
     monkeypatch.setattr(server_readiness, "_NOTICE_SECONDS", 60.0)
-    store = first_values_test.trained()[0].store
-    first_values_test.lose_named(store, "version")
+    store = one_run.trained()[0].store
+    one_run.lose_named(store, "version")
     word, looks = fit_progress.Word(reached=int(have_trained)), []
 
     def others():
         looks.append(1)
         if len(looks) == 2:
-            first_values_test.put_version(store, 7)
+            one_run.put_version(store, 7)
         state = member_table.MemberState.ALIVE
         return [member_table.Member("one", state, 0.5, 0, word=word)]
 
