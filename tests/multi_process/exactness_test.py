@@ -28,7 +28,15 @@ def reports(zygote, tmp_path_factory):
         for worker in workers:
             cluster.tell(f"go on {worker.label}")
         cluster.finish()
-        yield [worker.report() for worker in workers]
+        yield [
+            {**worker.report(), "output": worker.output()} for worker in workers
+        ]
+
+
+@pytest.mark.smoke
+def test_nobody_waits_for_processes_of_before(reports):
+    for report in reports:
+        assert "there before" not in report["output"]
 
 
 @pytest.mark.smoke

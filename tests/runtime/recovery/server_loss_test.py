@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
+from tfdist.cluster import member_table
 from tfdist.cluster import reconnection
 from tfdist.runtime.exchange import exchange_markers
 from tfdist.runtime.recovery import server_loss
@@ -38,6 +39,38 @@ def test_a_server_that_holds_none_of_a_small_model_lacks_nothing():
     runtime.commit()
     first_values = runtime.synchronizer.first_values
     assert first_values.complete_on(0, [], runtime.committed) == 0
+
+
+@pytest.mark.parametrize(
+    ("former", "reached", "is_asked"),
+    [("ALIVE", 0, True), ("UNKNOWN", 0, False), ("ALIVE", 1, False)],
+)
+def test_a_chief_that_was_there_before_asks_for_workers_that_have_trained(
+    former, reached, is_asked
+):
+    """Not where a cluster begins, of which another worker may be ahead."""
+    looks = []
+    membership = types.SimpleNamespace(former=None, row=0, read=lambda: "rows")
+
+    def find_former():
+        state = member_table.MemberState[former]
+        membership.former = types.SimpleNamespace(state=state)
+
+    membership.find_former = find_former
+    membership.told = lambda: types.SimpleNamespace(reached=reached)
+    fake = types.SimpleNamespace(
+        _membership=membership,
+        _store=types.SimpleNamespace(call=lambda function: function()),
+        _settling=types.SimpleNamespace(
+            wait=lambda is_chief, timeout, others: looks.extend(others())
+        ),
+    )
+    fake._has_come_back = lambda: server_loss.Recovery._has_come_back(fake)
+    server_loss.Recovery.wait_until_settled(fake, True, 1.0)
+    assert looks == list("ows" if is_asked else "")
+    looks.clear()
+    server_loss.Recovery.wait_until_settled(fake, False, 1.0)
+    assert not looks
 
 
 @pytest.mark.parametrize(

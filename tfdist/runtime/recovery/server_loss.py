@@ -133,12 +133,23 @@ class Recovery:
 
     def wait_until_settled(self, is_chief, timeout):
         """See `ServerReadiness.wait`."""
+        membership = self._membership
 
         def others():
-            rows = self._store.call(self._membership.read)
-            return [m for k, m in enumerate(rows) if k != self._membership.row]
+            rows = self._store.call(membership.read)
+            return [m for k, m in enumerate(rows) if k != membership.row]
 
-        return self._settling.wait(is_chief, timeout, others)
+        # Where a cluster begins, others may have begun before its chief.
+        asks = is_chief and self._has_come_back()
+        return self._settling.wait(is_chief, timeout, others if asks else list)
+
+    def _has_come_back(self):
+        """Whether a process before this one was there, and this one is new."""
+        self._store.call(self._membership.find_former)
+        former = self._membership.former
+        if former is None or self._membership.told().reached:
+            return False
+        return former.state is not member_table.MemberState.UNKNOWN
 
     def _make_manifest(self, manifest, client):
         def build(text):
