@@ -14,6 +14,7 @@ from tests.multi_process import scripts
 from tests.strategies import twins
 import tfdist
 from tfdist.cli.local_cluster import LocalCluster
+from tfdist.program_error import ProgramError
 
 SCRIPT = pathlib.Path(__file__).with_name("train_beside_evaluator.py")
 # 256 examples in batches of 16, three epochs, shared out over the workers.
@@ -227,6 +228,33 @@ def test_model_without_a_strategy_is_refused():
     plain.compile("sgd", "mse")
     with pytest.raises(ValueError, match="scope of a tfdist strategy"):
         tfdist.SidecarEvaluator(plain, (X, Y))
+
+
+@pytest.mark.parametrize("way", ["fit", "train_on_batch", "apply"])
+def test_an_evaluator_does_not_train(model, monkeypatch, way):
+    strategy = model.distribute_strategy
+    config = tfdist.cluster.ClusterConfig(
+        spec={"worker": ["a:1"], "ps": ["b:1"], "evaluator": ["c:1"]},
+        task_type="evaluator",
+        task_index=0,
+    )
+    monkeypatch.setattr(strategy.extended, "_config", config)
+    before = model.get_weights()
+
+    def train():
+        if way != "apply":
+            return getattr(model, way)(X, Y)
+        gradients = [tf.ones_like(v) for v in model.trainable_variables]
+        return model.optimizer.apply(gradients)
+
+    with pytest.raises(
+        ProgramError, match="/job:evaluator/task:0: .*SidecarEvaluator"
+    ):
+        train()
+    twins.assert_same(model.get_weights(), before, tolerance=0.0)
+    assert model.evaluate(X, Y, verbose=0, return_dict=True) == pytest.approx(
+        EXPECTED
+    )
 
 
 def test_task_that_trains_is_refused(model, monkeypatch):

@@ -1,7 +1,5 @@
 """The `StrategyExtended` of parameter servers."""
 
-import functools
-
 import keras
 import tensorflow as tf
 
@@ -232,6 +230,8 @@ class ParameterServerExtended(one_replica.WorkerExtended):
                 f"Variable {var.name!r} was created outside "
                 "strategy.scope(): create the model inside."
             )
+        if self._config.is_evaluator and fused_kernels.optimizer_of(fn):
+            raise _trains_on_evaluator("An optimizer's step", self._config)
         if not var.role.is_on_server or active.section is not None:
             return fn(var, *args, **kwargs)
         if active.step is None:
@@ -269,19 +269,20 @@ class ParameterServerExtended(one_replica.WorkerExtended):
     # Input.
 
     def _experimental_distribute_dataset(self, dataset, options):
-        before = functools.partial(
-            data_hooks.before_data,
-            self._runtime,
-            self._container_strategy().wait_for_warm_start,
-        )
         return shares.distribute(
             dataset,
             self._config,
-            before,
+            self._before_data,
             self._runtime.note_data,
             self._runtime.chief_decisions.begin_data,
             self._runtime.work.data,
         )
+
+    def _before_data(self, request, shares):
+        if request.purpose == "train" and self._config.is_evaluator:
+            raise _trains_on_evaluator("model.fit", self._config)
+        begin = self._container_strategy().wait_for_warm_start
+        return data_hooks.before_data(self._runtime, begin, request, shares)
 
     def _distribute_datasets_from_function(self, dataset_fn, options):
         return shares.from_function(dataset_fn, self._config)
@@ -291,6 +292,16 @@ class ParameterServerExtended(one_replica.WorkerExtended):
     @property
     def parameter_devices(self):
         return self._store.devices
+
+
+def _trains_on_evaluator(what, config):
+    """The error for a script that trains on the task that evaluates."""
+    return ProgramError(
+        f"{what} on {config.task_name}: the evaluator does not train, and its "
+        "gradients would count as the chief's. Where "
+        "strategy.cluster.is_evaluator, call "
+        "tfdist.SidecarEvaluator(model, data).start() instead."
+    )
 
 
 def _evaluates(fn):
