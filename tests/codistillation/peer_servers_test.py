@@ -19,6 +19,7 @@ SERVERS = [["a:1", "a:2"], ["b:1"]]
     [
         ({"dtype": "int4"}, "float32, float16, int8. .*dtype='int4'"),
         ({"timeout": 0}, "`timeout` must be positive. Received: timeout=0"),
+        ({"name": 1}, "name must be a string. Received: 1"),
         ({"servers": "a:1"}, "servers must be a list of lists of addresses"),
         ({"servers": [["a:1"], ["b"]]}, r"servers\[1\]\[0\] must be 'host:po"),
         ({"servers": [["a:1"], ["a:1"]]}, r"which servers\[0\]\[0\] has as"),
@@ -58,9 +59,9 @@ def texts(monkeypatch):
     return left
 
 
-def bound(number, model):
+def bound(number, model, name=""):
     """The exchange of a group that is about to train a model."""
-    exchange = PeerServers()
+    exchange = PeerServers(name=name)
     exchange.bind(Group(number, 2, SERVERS), in_cluster(model, number))
     return exchange
 
@@ -74,6 +75,12 @@ def test_a_former_model_of_a_group_teaches_no_more(texts):
     bound(1, model=1)
     with pytest.raises(PeerUnavailableError, match="nothing of the model"):
         bound(0, model=1).fetch(1, None)
+
+
+def test_a_group_that_is_still_at_another_model_does_not_teach_it(texts):
+    bound(1, model=0, name="fold 1").publish(checkpoint([], group=1, step=1))
+    with pytest.raises(PeerUnavailableError, match="layout"):
+        bound(0, model=0, name="fold 2").fetch(1, None)
 
 
 def test_the_groups_own_servers_will_do(texts):

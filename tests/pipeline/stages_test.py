@@ -90,6 +90,12 @@ def test_a_weight_that_is_read_from_elsewhere_is_refused():
     model.layers[0].trainable = False
     run(model, split, np.ones((2, 4), "float32"), training=True)
     model.layers[0].trainable = True
+    fixed = [stage.fixed() for stage in split]
+    model.layers[0].trainable = False
+    # Its stage still trains it.
+    with pytest.raises(ValueError, match=r"stage 1 \(last\) reads .*kernel"):
+        run(model, fixed, np.ones((2, 4), "float32"), training=True)
+    model.layers[0].trainable = True
     split = stages_lib.split(model, 1, DEVICES[:1])
     run(model, split, np.ones((2, 4), "float32"), training=True)
 

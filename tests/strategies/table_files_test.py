@@ -59,7 +59,8 @@ def test_export_has_all_rows(trained, tmp_path, monkeypatch):
 def test_export_replaces_the_one_before_at_once(trained, tmp_path, monkeypatch):
     strategy, model, rows = trained
     strategy.export_tables(tmp_path, model)
-    (tmp_path / "of-the-user.npy").touch()
+    (tmp_path / "export-notes.npy").touch()
+    (tmp_path / "export-0-of-the-user").mkdir()
 
     def full(table, first, end):
         raise OSError("no space left")
@@ -76,10 +77,17 @@ def test_export_replaces_the_one_before_at_once(trained, tmp_path, monkeypatch):
     np.testing.assert_array_equal(loaded(index, "items/embeddings"), rows)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == [
+        "export-0-of-the-user",
         "export-1-table-0-000000.npy",
+        "export-notes.npy",
         "index.json",
-        "of-the-user.npy",
     ]
+
+
+def test_a_table_has_no_layout(trained):
+    strategy, model, _ = trained
+    with pytest.raises(ValueError, match="items/embeddings.* a layout"):
+        strategy.layout(model.weights)
 
 
 def test_export_of_half_floats_keeps_their_bits(tmp_path):

@@ -57,6 +57,9 @@ class PeerServers(Exchange):
     Args:
       servers: For each group the list of its servers' `host:port` in the
         order of their tasks. Default: what the group says, from `TF_CONFIG`.
+      name: Of the model, the same in all groups. Groups that train several
+        models one after the other give each one a name; else a group that is
+        still at a model teaches it to those that are at the next one.
       dtype: What weights travel in: "float32" (as they are), "float16" or
         "int8", a half or a quarter of the bytes; see `quantization`.
       timeout: Seconds that a peer has to answer, for each `fetch`.
@@ -74,9 +77,12 @@ class PeerServers(Exchange):
         self,
         servers: Any = None,
         *,
+        name: str = "",
         dtype: Any = "float32",
         timeout: float = 10.0,
     ):
+        if not isinstance(name, str):
+            raise refusal("name", "be a string", name)
         quantization.check(dtype)
         if not timeout > 0:
             raise ValueError(
@@ -84,6 +90,7 @@ class PeerServers(Exchange):
                 f"timeout={timeout!r}"
             )
         self._given = None if servers is None else _checked(servers)
+        self._text_name = f"{_LAYOUT}/{name}" if name else _LAYOUT
         self._dtype = dtype
         self._timeout = timeout
         self.bytes_received = 0
@@ -148,14 +155,14 @@ class PeerServers(Exchange):
     def _read(self, server, deadline=None):
         return server_session.read_text(
             server,
-            _LAYOUT,
+            self._text_name,
             "the layout of its weights",
             deadline or sessions.Deadline(self._timeout),
         )
 
     def _leave(self, text):
         server_session.leave_text(
-            self._own, _LAYOUT, text, sessions.Deadline(self._timeout)
+            self._own, self._text_name, text, sessions.Deadline(self._timeout)
         )
 
     def _servers(self, group):

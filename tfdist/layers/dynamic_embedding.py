@@ -38,8 +38,9 @@ class DynamicEmbedding(keras.layers.Layer):
     Args:
       output_dim: Elements of a vector.
       capacity: Ids that the table has room for, at least; its memory is taken
-        from the beginning: `output_dim` floats and 16 bytes for each of about
-        1.7 times as many rows, and as many floats for each optimizer slot.
+        from the beginning: `output_dim` floats and 16 bytes for each of 1.7
+        to 2.9 times as many rows (at least 32,768), and as many floats for
+        each optimizer slot.
         When the rows that an id may have are all taken, the row that was not
         updated for the longest time becomes its own, if `evict_after` allows;
         else its gradients are dropped, which `counts` and a warning say.

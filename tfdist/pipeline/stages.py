@@ -60,6 +60,7 @@ class Stage:
         self.names = [call.operation.name for call in calls]
         self._fixed = None
         self._trainable = None
+        self._frozen = None
         self._calls = calls
         self._of_model = of_model
         self._context = _Context(self._run_calls)
@@ -112,6 +113,7 @@ class Stage:
         other._fixed = self.variables  # noqa: SLF001
         other._context = _Context(other._run_calls)  # noqa: SLF001
         other._trainable = {id(weight) for weight in self.weights}  # noqa: SLF001
+        other._frozen = self._frozen_of_model()  # noqa: SLF001
         return other
 
     def run(
@@ -188,12 +190,9 @@ class Stage:
     def _check_read(self, variables):
         # Those of the stage are tensors here; TensorFlow does not know which
         # ones Keras has frozen.
-        frozen = {
-            id(variable.value)
-            for call in self._of_model
-            for variable in getattr(call.operation, "variables", ())
-            if not variable.trainable
-        }
+        frozen = self._frozen
+        if frozen is None:
+            frozen = self._frozen_of_model()
         variables = [v for v in variables if id(v) not in frozen]
         if variables:
             raise ValueError(
@@ -204,6 +203,15 @@ class Stage:
                 "it, or the layer that owns it, an attribute of the layer that "
                 "reads it; or a tf.Variable with trainable=False."
             )
+
+    def _frozen_of_model(self):
+        """Ids of variables of all stages that are not trained now, a set."""
+        return {
+            id(variable.value)
+            for call in self._of_model
+            for variable in getattr(call.operation, "variables", ())
+            if not variable.trainable
+        }
 
     def _check_random(self, drawn):
         if drawn:

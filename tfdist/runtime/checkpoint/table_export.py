@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import pathlib
+import re
 
 import numpy as np
 
@@ -22,6 +23,10 @@ INDEX = "index.json"
 _FORMAT = "tfdist-tables"
 _VERSION = 1
 _PREFIX = "export-"
+# Names of files, the group is the export's number. Others are the user's.
+_OWN = re.compile(
+    rf"{_PREFIX}(\d+)-(?:index|table-\d+-\d{{6,}}(?:\.ids)?\.npy)"
+)
 PIECE_BYTES = 64 << 20
 """Bytes of the rows in one file, about."""
 
@@ -68,7 +73,7 @@ def write(tables, directory, updates):
         )
     directory = pathlib.Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    number = 1 + max(_numbers(directory), default=-1)
+    number = 1 + max((before for before, _ in _files(directory)), default=-1)
     own = f"{_PREFIX}{number}-"
     try:
         index = {
@@ -86,20 +91,20 @@ def write(tables, directory, updates):
             _flush(file)
         draft.replace(directory / INDEX)
     except BaseException:
-        for path in directory.glob(f"{own}*"):
-            path.unlink(missing_ok=True)
+        for before, path in _files(directory):
+            if before == number:
+                path.unlink(missing_ok=True)
         raise
-    for path in directory.glob(f"{_PREFIX}*"):
-        if not path.name.startswith(own):
+    for before, path in _files(directory):
+        if before != number:
             path.unlink(missing_ok=True)
 
 
-def _numbers(directory):
-    """Numbers of the exports that left files in a directory."""
+def _files(directory):
+    """Pairs of the number of an export and a file that it has left."""
     for path in directory.glob(f"{_PREFIX}*"):
-        number = path.name.removeprefix(_PREFIX).split("-")[0].split(".")[0]
-        if number.isdigit():
-            yield int(number)
+        if found := _OWN.fullmatch(path.name):
+            yield int(found[1]), path
 
 
 def _write_table(table, directory, name):

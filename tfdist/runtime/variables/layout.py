@@ -48,6 +48,8 @@ def _described(store, variable):
             "strategy.scope(): create the model inside."
         )
     pieces = []
+    if replica.role is Role.TABLE:
+        raise replica.refusal("a layout, which is of whole weights")
     if replica.pieces:
         pieces = [
             [piece.shard, _name(store, replica, piece), piece.rows]
