@@ -356,6 +356,7 @@ def _epochs(
         num_workers=2,
         worker_id=0,
         is_worker=True,
+        is_evaluator=False,
         data_share=share,
         is_local=False,
     )

@@ -184,7 +184,9 @@ def test_a_variable_of_the_user_s_that_each_eager_step_makes_is_refused(
     monkeypatch.setattr(
         strategy.extended,
         "_config",
-        types.SimpleNamespace(num_workers=2, is_worker=False),
+        types.SimpleNamespace(
+            num_workers=2, is_worker=False, is_evaluator=False
+        ),
     )
     for _ in range(9):
         strategy.run(step, [False, True])

@@ -42,7 +42,7 @@ def test_a_worker_reduces_its_own_value_outside_of_steps_only(kind, reduction):
         strategy._engine.collectives.num_workers = 2
     else:
         strategy.extended._config = types.SimpleNamespace(
-            num_workers=2, worker_id=0, is_worker=True
+            num_workers=2, worker_id=0, is_worker=True, is_evaluator=False
         )
     with pytest.raises(
         NotImplementedError, match="`all_gather`.*synchronized=False"
