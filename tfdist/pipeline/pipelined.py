@@ -239,7 +239,7 @@ class _Pipeline:
         self.stages = stages
         self.options = options
         self.executor = None
-        self.is_draining = False
+        self.stays_as_it_is = False
 
     def compiled(self, model):
         strategy = private_keras.strategy_of(model)
@@ -287,12 +287,18 @@ class _Pipeline:
     def drain(self):
         """Lets what an asynchronous schedule has in flight come back."""
         drain = getattr(self.executor, "drain", None)
-        if drain and not self.is_draining and tf.executing_eagerly():
-            self.is_draining = True
-            try:
+        if drain and not self.stays_as_it_is and tf.executing_eagerly():
+            with self.staying_as_it_is():
                 drain()
-            finally:
-                self.is_draining = False
+
+    @contextlib.contextmanager
+    def staying_as_it_is(self):
+        """Scope within which `drain` does nothing."""
+        before, self.stays_as_it_is = self.stays_as_it_is, True
+        try:
+            yield
+        finally:
+            self.stays_as_it_is = before
 
 
 class Pipelined(placed.PlacedModel):
@@ -361,6 +367,11 @@ class Pipelined(placed.PlacedModel):
         history = super().fit(*args, **kwargs)
         self._tfdist_pipeline.drain()
         return history
+
+    def train_on_batch(self, *args, **kwargs):
+        """As Keras's, which resets metrics first: the pipeline stays full."""
+        with self._tfdist_pipeline.staying_as_it_is():
+            return super().train_on_batch(*args, **kwargs)
 
     def evaluate(self, *args, **kwargs):
         """As Keras's."""
