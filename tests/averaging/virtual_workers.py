@@ -62,7 +62,11 @@ def _parts(k, number, method, synchronization, correction):
         parts["local"] = lambda made: local.Local(
             made,
             communication=server_communication.ServerCommunication(
-                made.store, made.coordination, resolved, synchronization
+                made.store,
+                made.coordination,
+                resolved,
+                synchronization,
+                has_others=number > 1,
             ),
             method=resolved,
             synchronization=synchronization,

@@ -245,6 +245,7 @@ def _local(method, connections, tolerance, worker_id, decisions):
                 made.coordination,
                 method.local_steps,
                 method.synchronization,
+                has_others=config.num_workers > 1,
             )
         return _ring(made, method, connections, tolerance, decisions)
 

@@ -28,11 +28,15 @@ class ServerCommunication:
       coordination: The `Coordination`.
       method: The `LocalSteps`, resolved.
       synchronization: The `Synchronization`, resolved.
+      has_others: Whether other workers train.
     """
 
-    def __init__(self, store, coordination, method, synchronization):
+    def __init__(
+        self, store, coordination, method, synchronization, *, has_others
+    ):
         self._store = store
         self._coordination = coordination
+        self._has_others = has_others
         self._method = method
         self._averages = synchronization.averages
 
@@ -192,7 +196,8 @@ class ServerCommunication:
         Returns:
           Whether they may be let go of.
         """
-        in_fit = self._coordination.waits and local.is_training()
+        are_waited_for = self._has_others and self._coordination.waits
+        in_fit = are_waited_for and local.is_training()
         if in_fit and any(one.has_steps() for one in inners):
             # The end of `fit` exchanges them. Now the others would go on
             # without this worker's steps of other optimizers.
