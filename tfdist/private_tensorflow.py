@@ -144,14 +144,18 @@ def is_under_tape():
 
 
 def is_in_custom_gradient():
-    """Whether a function with a gradient of its own is being traced.
+    """Whether a function with a gradient of its own is being called.
 
     TensorFlow looks for a variable behind each handle that such a function
     uses, and fails where there is none; nothing public tells of it before.
     """
     frame = sys._getframe(1)
+    modes = (
+        custom_gradient._graph_mode_decorator.__code__,
+        custom_gradient._eager_mode_decorator.__code__,
+    )
     while frame is not None:
-        if frame.f_code is custom_gradient._graph_mode_decorator.__code__:
+        if frame.f_code in modes:
             return True
         frame = frame.f_back
     return False

@@ -233,6 +233,15 @@ def test_blocks_on_shared_devices_train_as_on_their_own():
     )
 
 
+class Clipped(keras.optimizers.SGD):
+    """Looks at the gradients of all weights."""
+
+    def apply(self, grads, trainable_variables=None):
+        """Clips them by their norm."""
+        grads, _ = tf.clip_by_global_norm(grads, 1.0)
+        super().apply(grads, trainable_variables)
+
+
 # Older versions of Keras do not have it.
 SEVERAL = [
     (
@@ -258,6 +267,7 @@ SEVERAL = [
             "smoothed gradient.*SGD with momentum=0.0",
         ),
         ({"optimizer": keras.optimizers.Nadam()}, "must not be Nadam"),
+        ({"optimizer": Clipped()}, "`apply` of its own.* optimizer=Clipped"),
         *SEVERAL,
         (
             {"optimizer": keras.optimizers.SGD(global_clipnorm=1.0)},

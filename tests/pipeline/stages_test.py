@@ -100,6 +100,30 @@ def test_a_weight_that_is_read_from_elsewhere_is_refused():
     run(model, split, np.ones((2, 4), "float32"), training=True)
 
 
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_a_weight_of_a_function_with_a_gradient_of_its_own_is_refused(
+    is_traced,
+):
+    class Remat(layers.Dense):
+        """Is computed again for its gradient."""
+
+        def call(self, x):
+            """As Dense."""
+            return keras.remat(super().call)(x)
+
+    model = keras.Sequential([keras.Input((4,)), Remat(2, name="a")])
+    split = stages_lib.split(model, 1, DEVICES[:1])
+
+    def step():
+        return run(model, split, np.ones((2, 4), "float32"), training=True)
+
+    with pytest.raises(ValueError, match="a/kernel'.* `recompute=True`"):
+        (tf.function(step, autograph=False) if is_traced else step)()
+    model.trainable = False
+    (outputs,), _ = step()
+    np.testing.assert_allclose(outputs, model(np.ones((2, 4))), atol=1e-6)
+
+
 def test_frozen_weights_are_state():
     model = models.make("mlp")
     stage, *_ = stages_lib.split(model, 1, ["CPU:0"])

@@ -262,9 +262,12 @@ def test_what_is_in_flight_comes_back_before_anyone_looks(
     for look in (
         model.get_metrics_result,
         model.reset_metrics,
+        model.get_state_tree,
+        lambda: model.set_state_tree({}),
         lambda: keras.saving.save_model(model, tmp_path / "a.keras"),
         lambda: model.save(tmp_path / "a.keras"),
         lambda: model.save_weights(tmp_path / "a.weights.h5"),
+        lambda: keras.saving.load_weights(model, tmp_path / "a.weights.h5"),
         lambda: model.evaluate(*data(), verbose=0),
         lambda: model.predict(data()[0], verbose=0),
     ):

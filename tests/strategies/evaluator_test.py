@@ -241,7 +241,7 @@ def test_an_evaluator_does_not_train(model, monkeypatch, way):
     monkeypatch.setattr(strategy.extended, "_config", config)
     before = model.get_weights()
 
-    def train():
+    def step():
         if way != "apply":
             return getattr(model, way)(X, Y)
         gradients = [tf.ones_like(v) for v in model.trainable_variables]
@@ -250,7 +250,7 @@ def test_an_evaluator_does_not_train(model, monkeypatch, way):
     with pytest.raises(
         ProgramError, match="/job:evaluator/task:0: .*SidecarEvaluator"
     ):
-        train()
+        step()
     twins.assert_same(model.get_weights(), before, tolerance=0.0)
     assert model.evaluate(X, Y, verbose=0, return_dict=True) == pytest.approx(
         EXPECTED

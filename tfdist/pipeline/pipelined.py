@@ -393,6 +393,21 @@ class Pipelined(placed.PlacedModel):
         self._tfdist_pipeline.drain()
         super().reset_metrics()
 
+    def get_state_tree(self, *args, **kwargs):
+        """As Keras's."""
+        self._tfdist_pipeline.drain()
+        return super().get_state_tree(*args, **kwargs)
+
+    def set_state_tree(self, *args, **kwargs):
+        """As Keras's."""
+        self._tfdist_pipeline.drain()
+        return super().set_state_tree(*args, **kwargs)
+
+    def load_own_variables(self, store):
+        """As Keras's, which `keras.saving.load_weights` calls first."""
+        self._tfdist_pipeline.drain()
+        super().load_own_variables(store)
+
     def save_own_variables(self, store):
         """As Keras's, which `keras.saving.save_model` calls first."""
         self._tfdist_pipeline.drain()

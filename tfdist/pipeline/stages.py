@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import private_keras
+from tfdist.pipeline import stage_scope
 from tfdist.placement import devices as devices_lib
 from tfdist.placement import placed
 from tfdist.placement.calls import calls_of
@@ -149,7 +150,8 @@ class Stage:
         """
         own_state = self.state
         drawn = set(_random_operations()) if is_repeated else set()
-        scope = keras.StatelessScope(
+        scope = stage_scope.StageScope(
+            self.weights,
             state_mapping=[
                 *zip(self.weights, weights, strict=True),
                 *zip(own_state, state, strict=True),
@@ -193,7 +195,9 @@ class Stage:
         frozen = self._frozen
         if frozen is None:
             frozen = self._frozen_of_model()
-        variables = [v for v in variables if id(v) not in frozen]
+        # Placing a model makes other TensorFlow variables of Keras's.
+        values = {id(variable.value) for variable in frozen}
+        variables = [v for v in variables if id(v) not in values]
         if variables:
             raise ValueError(
                 f"A layer of stage {self.index} ({', '.join(self.names)}) "
@@ -205,13 +209,13 @@ class Stage:
             )
 
     def _frozen_of_model(self):
-        """Ids of variables of all stages that are not trained now, a set."""
-        return {
-            id(variable.value)
+        """Variables of all stages that are not trained now, a list."""
+        return [
+            variable
             for call in self._of_model
             for variable in getattr(call.operation, "variables", ())
             if not variable.trainable
-        }
+        ]
 
     def _check_random(self, drawn):
         if drawn:

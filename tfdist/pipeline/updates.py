@@ -10,6 +10,8 @@ its own count.
 import keras
 import tensorflow as tf
 
+from tfdist import private_keras
+
 # Optimizers with something that all updates of a step share, and what that is.
 # Older versions of Keras have the first two alone.
 SHARED = {
@@ -50,6 +52,13 @@ def check(optimizer):
                 "pipeline without flushes, where stages update at different "
                 f"times: {reason}. Received: optimizer={name}"
             )
+    if private_keras.has_step_of_its_own(optimizer):
+        raise ValueError(
+            "Argument `optimizer` must not have an `apply` of its own in a "
+            "pipeline without flushes, where stages update at different times: "
+            "it would be called for each stage's weights alone. Received: "
+            f"optimizer={name}"
+        )
     for setting, neutral, reason in (
         ("global_clipnorm", None, "the norm is that of all gradients"),
         ("gradient_accumulation_steps", None, "use micro_batches"),
