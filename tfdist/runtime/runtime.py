@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist import private_tensorflow
 from tfdist.cluster import waiting
+from tfdist.null_methods import nothing
 from tfdist.runtime.checkpoint import training_state
 from tfdist.runtime.coordination import no_coordination
 from tfdist.runtime.corrections import no_correction
@@ -333,18 +334,19 @@ class Runtime:
         """Called before a replica is assigned eagerly.
 
         Returns:
-          Whether the assignment is to be passed on.
+          What to call with it afterwards.
         """
         if self.evaluations.keep(variable):
-            return False
+            return nothing
         passes = True
         if self.synchronizer.holds(variable):
             passes = self.chief_decisions.before_write(variable)
         self.local.before_read(variable)
         self.synchronizer.before_write(variable)
-        return passes
+        if passes:
+            return self._after_eager_write
+        return self.synchronizer.after_own_write
 
-    def after_eager_write(self, variable):
-        """Called after a replica was assigned eagerly, to pass that on."""
+    def _after_eager_write(self, variable):
         self.synchronizer.after_write(variable)
         self.local.after_write(variable)

@@ -122,6 +122,28 @@ def test_chief_that_evaluates_before_fit_leaves_newer_values_on_servers():
     )
 
 
+@pytest.mark.parametrize("count", [0, 10000])
+def test_a_step_counter_that_a_restarted_chief_assigns_shifts_no_others(count):
+    """Its script does what it did before the training, such as loading."""
+    runtime, model = trained()
+    turns = types.SimpleNamespace(position=lambda call: (0, 1))
+    values = values_between.ValuesBetween(runtime, turns, True, 1.0)
+    runtime.chief_decisions.before_write = values.note_write
+    runtime.synchronizer = joined(runtime, may_lack=False)
+    journal = runtime.journal
+    runtime.journal = types.SimpleNamespace(exchanges=0, count=0)
+    runtime.pull()
+    counter = model.optimizer.iterations
+    counter.assign(count)
+    values.take_over()
+    runtime.journal = journal
+    x = np.ones([2, 3], "float32")
+    model.train_on_batch(x, x[:, :2])
+    # Four steps before it came, and this one.
+    assert held(runtime)[counter.value.name] == 5
+    assert counter.numpy() == 5
+
+
 @pytest.mark.parametrize("resumes", ["ClusterCheckpoint", "BackupAndRestore"])
 def test_what_was_saved_replaces_weights_that_a_script_sets_again(resumes):
     """All of it, though the servers hold a later run when the chief joins."""

@@ -312,11 +312,16 @@ class Synchronizer:
         if not self._runtime.evaluations.holds(variable):
             self._refresh_if_lazy(variable)
 
+    def after_own_write(self, variable):
+        """Counts steps on from a counter that was assigned on this worker."""
+        if variable.pulled is not None:
+            variable.pulled.assign_replica(_of_updates(read_replica(variable)))
+
     def after_write(self, variable):
         """Passes an eager assignment on to the servers."""
         # As it is here: to read it eagerly would refresh it first.
         own = value = read_replica(variable)
-        if variable.role is Role.ITERATIONS and variable.pulled is not None:
+        if variable.pulled is not None:
             value = _of_updates(value)
             variable.pulled.assign_replica(value)
         if not self._is_committed(variable):

@@ -323,10 +323,9 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
             self._keep()
             return method(value, **kwargs)
         if tf.executing_eagerly() and active.eager_step() is None:
-            is_passed_on = self._owner.before_eager_write(self)
+            after = self._owner.before_eager_write(self)
             result = method(value, **kwargs)
-            if is_passed_on:
-                self._owner.after_eager_write(self)
+            after(self)
             return result
         is_graph = not tf.executing_eagerly()
         if is_graph and private_keras_calls.is_computing_shapes():
