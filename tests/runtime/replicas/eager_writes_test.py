@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.averaging import virtual_workers
 from tests.runtime.exchange import delay_test
@@ -93,18 +94,36 @@ def accumulating():
     return keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
 
 
+def by_keras(models, directory):
+    """All load what the first model's optimizer saves."""
+    saved = {}
+    models[0].optimizer.save_own_variables(saved)
+    for model in models:
+        model.optimizer.load_own_variables(saved)
+
+
+def by_checkpoint(models, directory):
+    """The same, with TensorFlow's means."""
+    path = tf.train.Checkpoint(model=models[0]).write(directory / "saved")
+    for model in models:
+        tf.train.Checkpoint(model=model).read(path).assert_consumed()
+
+
 @pytest.mark.parametrize(
-    "make",
-    [
-        accumulating,
-        lambda: keras.optimizers.LossScaleOptimizer(
-            accumulating(), initial_scale=1.0
+    ("make", "load"),
+    {
+        "alone": (accumulating, by_keras),
+        "loss scale": (
+            lambda: keras.optimizers.LossScaleOptimizer(
+                accumulating(), initial_scale=1.0
+            ),
+            by_keras,
         ),
-    ],
-    ids=["alone", "loss scale"],
+        "checkpoint": (accumulating, by_checkpoint),
+    }.values(),
 )
-def test_workers_that_load_a_step_counter_stay_in_step(make):
-    """What Keras saves between two updates has one step too many."""
+def test_workers_that_load_a_step_counter_stay_in_step(tmp_path, make, load):
+    """What is saved between two updates has one step too many."""
     workers = virtual_workers.VirtualWorkers(
         2,
         None,
@@ -114,10 +133,7 @@ def test_workers_that_load_a_step_counter_stay_in_step(make):
     batch = np.ones([1, delay_test.FEATURES]), np.ones([1, 1])
     for _ in range(3):
         workers.step(0, *batch)
-    saved = {}
-    workers.models[0].optimizer.save_own_variables(saved)
-    for model in workers.models:
-        model.optimizer.load_own_variables(saved)
+    load(workers.models, tmp_path)
     for made in (0, 1, 2):
         for k in (0, 1):
             workers.step(k, *batch)

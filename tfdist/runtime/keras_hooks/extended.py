@@ -1,5 +1,7 @@
 """The `StrategyExtended` of parameter servers."""
 
+import weakref
+
 import keras
 import tensorflow as tf
 
@@ -65,6 +67,8 @@ class ParameterServerExtended(one_replica.WorkerExtended):
             made_by_layer=maker is not None and not made_by_optimizer,
             **one_replica.with_value(kwargs),
         )
+        if made_by_optimizer and made.role is Role.ITERATIONS:
+            made.optimizer = weakref.ref(maker)
         one_replica.note_keras_variable(made)
         # With one worker, nobody waits for as many.
         may_wait = maker is None and self._config.num_workers > 1

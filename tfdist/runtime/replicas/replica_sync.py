@@ -315,14 +315,14 @@ class Synchronizer:
     def after_own_write(self, variable):
         """Counts steps on from a counter that was assigned on this worker."""
         if variable.pulled is not None:
-            variable.pulled.assign_replica(_of_updates(read_replica(variable)))
+            variable.pulled.assign_replica(_of_updates(variable))
 
     def after_write(self, variable):
         """Passes an eager assignment on to the servers."""
         # As it is here: to read it eagerly would refresh it first.
         own = value = read_replica(variable)
         if variable.pulled is not None:
-            value = _of_updates(value)
+            value = _of_updates(variable)
             variable.pulled.assign_replica(value)
         if not self._is_committed(variable):
             return
@@ -466,12 +466,13 @@ class Synchronizer:
                 store.set_pulled_writes(shard, tf.reduce_max(numbers))
 
 
-def _of_updates(count):
-    """Steps that are in updates, of a step counter that Keras loads.
+def _of_updates(counter):
+    """Steps that are in updates, of a step counter that is loaded.
 
     With the last ones the saved worker has only accumulated gradients.
     """
-    optimizer = private_keras_variables.optimizer_under_way()
+    count = read_replica(counter)
+    optimizer = counter.optimizer and counter.optimizer()
     if optimizer is None:
         return count
     _, batches = private_keras.counter_of(optimizer)

@@ -202,8 +202,9 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
         self.num_assignments = 0
         # The pieces of a variable that is split over servers, else empty.
         self.pieces = ()
-        # ITERATIONS only: the value at the last pull.
-        self.pulled = None
+        # ITERATIONS only: the value at the last pull, and a weak reference to
+        # the Keras optimizer that counts in it.
+        self.pulled = self.optimizer = None
         # Whether a step that is taken again finds it as it was before.
         self.is_put_back = False
         # Whether it is tfdist's own, and no part of a user's model.
