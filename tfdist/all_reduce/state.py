@@ -128,9 +128,10 @@ class AllReduceState(tf.train.experimental.PythonState):
         numbers = {id(v): number for number, v in self._variables()}
         return [numbers.get(id(variable)) for variable in variables]
 
-    def arrays_beside(self, variables):
-        """Arrays of variables that have other numbers: none here."""
-        return []
+    def arrays_of(self, variables, optimizers):
+        """Names of the arrays of variables; there are no outer optimizers."""
+        numbers = self.numbers_of(variables)
+        return [f"variable/{k}" for k in numbers if k is not None]
 
     # Of a call of `fit`, for callbacks: none here has a number that all workers
     # know, or is over elsewhere.

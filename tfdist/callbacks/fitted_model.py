@@ -9,6 +9,7 @@ refused.
 import dataclasses
 import re
 
+from tfdist import model_optimizers
 from tfdist.saved_state import ModelMismatchError
 
 KEY = "fitted"
@@ -28,14 +29,16 @@ def describe(model, state):
     Returns:
       A dict that JSON can hold. `weights` and `slots` are lists of number (see
       `TrainingState.numbers_of`), name, type and shape; `slots` are all
-      variables of the optimizer. `beside` lists arrays of these variables that
-      have other numbers (see `TrainingState.arrays_beside`). `optimizer` lists
-      the names of its class and of the classes of optimizers within it.
+      variables of the optimizer. `arrays` lists arrays of all variables of the
+      model and of its optimizers (see `TrainingState.arrays_of`). `optimizer`
+      lists the names of its class and of the classes of optimizers within it.
     """
     weights = list(model.weights)
     paths = sorted((w.path.replace("/", "_") for w in weights), key=len)
     optimizer = model.optimizer
     slots = [] if optimizer is None else optimizer.variables
+    optimizers = model_optimizers.optimizers_of(model)
+    state_of_optimizers = [v for one in optimizers for v in one.variables]
     return {
         "local_steps": repr(
             getattr(model.distribute_strategy, "local_steps", None)
@@ -43,7 +46,10 @@ def describe(model, state):
         "weights": _entries(weights, [w.path for w in weights], state),
         "optimizer": _classes(optimizer),
         "slots": _entries(slots, [_kind(v.name, paths) for v in slots], state),
-        "beside": state.arrays_beside([v.value for v in (*weights, *slots)]),
+        "arrays": state.arrays_of(
+            [v.value for v in (*model.variables, *state_of_optimizers)],
+            optimizers,
+        ),
     }
 
 
@@ -101,11 +107,11 @@ def without_others(saved, headers):
         for there in others
         for number in _by_number(there["weights"] + there["slots"])
     }
-    beside = {name for there in others for name in there.get("beside", ())}
+    known = {name for there in others for name in there.get("arrays", ())}
     arrays = {
         name: array
         for name, array in saved.arrays.items()
-        if not (_is_of(name, numbers) or _place(name) in beside)
+        if not (_is_of(name, numbers) or _place(name) in known)
     }
     return dataclasses.replace(saved, arrays=arrays)
 

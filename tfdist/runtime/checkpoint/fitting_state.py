@@ -108,28 +108,38 @@ def is_of_model(saved):
     )
 
 
-def arrays_beside(store, variables):
-    """Arrays of variables in a saved state that have other numbers.
-
-    Those of columns of tables, and of what is this worker's own.
+def arrays_of(runtime, variables, optimizers):
+    """Names of the arrays of a model's variables in a saved state.
 
     Args:
-      store: The `ParameterStore`.
-      variables: List of its variables.
+      runtime: The `Runtime`.
+      variables: List of the model's and its optimizers' variables.
+      optimizers: Its optimizers; their outer optimizers have variables, too.
 
     Returns:
       A list of names, without what follows the number.
     """
     columns = [
-        column.ordinal
+        column
         for variable in variables
         for column in getattr(variable, "columns", {}).values()
     ]
+    outer = [
+        variable
+        for optimizer in optimizers
+        for variable in runtime.local.outer_variables(optimizer)
+    ]
+    every = [*variables, *columns, *outer]
     numbers = {
-        id(variable): number for number, variable in store.locals.items()
+        id(variable): number
+        for number, variable in runtime.store.locals.items()
     }
-    own = [numbers[id(v)] for v in variables if id(v) in numbers]
-    return [*(f"table/{k}" for k in columns), *(f"local/{k}" for k in own)]
+    held = [
+        f"{'table' if v.role is Role.TABLE else 'variable'}/{v.ordinal}"
+        for v in every
+        if getattr(v, "ordinal", None) is not None
+    ]
+    return held + [f"local/{numbers[id(v)]}" for v in every if id(v) in numbers]
 
 
 def is_measured(variable):

@@ -302,9 +302,9 @@ class TrainingState(tf.train.experimental.PythonState):
         """
         return [getattr(one, "ordinal", None) for one in variables]
 
-    def arrays_beside(self, variables):
-        """See `fitting_state.arrays_beside`."""
-        return fitting_state.arrays_beside(self._store, variables)
+    def arrays_of(self, variables, optimizers):
+        """See `fitting_state.arrays_of`."""
+        return fitting_state.arrays_of(self._runtime, variables, optimizers)
 
     @property
     def has_come_back(self):

@@ -19,7 +19,7 @@ class EveryStep:
     inners = ()
     watch = flush = finish = show_anchor = own_parts = nothing
     follow = after_pull = adopt_given = nothing
-    in_period = empty_list
+    in_period = outer_variables = empty_list
     before_read = after_write = tidy = let_go = note_data = nothing
 
     def __init__(self, runtime):

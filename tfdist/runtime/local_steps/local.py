@@ -210,6 +210,10 @@ class Local:
             optimizer, parameters, self._exchange.new_speeds
         )
 
+    def outer_variables(self, optimizer):
+        """See `LocalOptimizers.outer_variables`."""
+        return self._optimizers.outer_variables(optimizer)
+
     def show_own(self):
         """Makes the replicas hold this worker's own values."""
         self._own_values.show_own()

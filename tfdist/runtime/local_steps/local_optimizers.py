@@ -144,13 +144,21 @@ class LocalOptimizers:
                 "use_ema=True keeps an average of each worker's own weights, "
                 "which differ between workers with local steps. Leave it out."
             )
-        # Not the one that scales its losses.
-        key = getattr(optimizer, "inner_optimizer", optimizer)
+        key = _without_scale(optimizer)
         if key not in self._own_parts:
             outer = self._make_outer(parameters)
             with self.making_own():
                 self._own_parts[key] = outer, new_speeds()
         return self._own_parts[key]
+
+    def outer_variables(self, optimizer):
+        """Variables of the outer optimizer of a Keras optimizer, a list.
+
+        Args:
+          optimizer: The Keras optimizer.
+        """
+        outer, _ = self._own_parts.get(_without_scale(optimizer), (None, None))
+        return [] if outer is None else [v.value for v in outer.variables]
 
     def _make_outer(self, parameters):
         first = len(self._store.variables)
@@ -241,6 +249,11 @@ class LocalOptimizers:
         """Called when a variable has been set eagerly, with both values."""
         for inner in self.all:
             inner.was_set(variable)
+
+
+def _without_scale(optimizer):
+    """The optimizer that one which scales losses has inside."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def check_epsilon(parameters, outer):
