@@ -304,6 +304,30 @@ def test_state_may_begin_with_infinity(run_eagerly):
     assert model.get_weights() == [5.0]
 
 
+class Turns(keras.layers.Layer):
+    """Counts steps in multiples of i."""
+
+    def build(self, shape):
+        del shape
+        self.turns = self.add_weight(
+            shape=(), dtype="complex64", initializer="zeros", trainable=False
+        )
+
+    def call(self, x, training=False):
+        if training:
+            self.turns.assign(self.turns.value + 1j)
+        return x
+
+
+def test_eager_steps_may_change_complex_state():
+    with tfdist.AsyncStrategy().scope():
+        model = keras.Sequential([keras.Input([1]), Turns()])
+        model.compile("sgd", "mse", run_eagerly=True)
+    x = np.ones([3, 1], "float32")
+    model.fit(x, x, batch_size=1, verbose=0)
+    assert model.get_weights() == [3j]
+
+
 def test_ignore_does_not_look():
     with tfdist.AsyncStrategy(nonfinite="ignore").scope():
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])

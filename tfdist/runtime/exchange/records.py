@@ -109,7 +109,8 @@ def _moved(record, resolve):
         value, before = take_value(sent, section), take_before(sent, section)
         newest = tf.convert_to_tensor(record.variable)
         moved = newest + (value - before)
-        return tf.where(tf.math.is_finite(moved), moved, value)
+        # `abs`, as complex numbers are neither finite nor not.
+        return tf.where(tf.math.is_finite(tf.abs(moved)), moved, value)
 
     return take
 
