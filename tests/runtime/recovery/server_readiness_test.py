@@ -1,5 +1,7 @@
 """What a worker that joins is told of servers that were started again."""
 
+import types
+
 import pytest
 import tensorflow as tf
 
@@ -67,6 +69,26 @@ def test_empty_servers_lack_nothing_that_there_was():
     one_run.lose_named(store, "version")
     assert readiness(store).look() == ([Holding.EMPTY], [False])
     assert not wait(store)
+
+
+def test_a_chief_waits_while_a_worker_restores_one_server_after_the_other(
+    store, monkeypatch
+):
+    """Each takes a part of the seconds after which nobody restores them."""
+    looks, empty, settled = [], Holding.EMPTY, Holding.SETTLED
+
+    def look():
+        looks.append(1)
+        restored = min(len(looks) - 1, 4)
+        return [settled] * restored + [empty] * (4 - restored), [False] * 4
+
+    clock = types.SimpleNamespace(monotonic=lambda: 0.75 * len(looks))
+    monkeypatch.setattr(server_readiness, "time", clock)
+    monkeypatch.setattr(server_readiness, "_NOTICE_SECONDS", 1.0)
+    waits = server_readiness.ServerReadiness(store, list("abcd"))
+    monkeypatch.setattr(waits, "look", look)
+    assert not waits.wait(is_chief=True, timeout=10.0)
+    assert len(looks) == 5
 
 
 @pytest.mark.parametrize("have_trained", [False, True])

@@ -94,7 +94,7 @@ class ServerReadiness:
         Raises:
           TimeoutError: Some servers stay empty; the message names them.
         """
-        began = time.monotonic()
+        changed = time.monotonic()
         found, unrestored = self.look()
 
         def unsettled():
@@ -105,14 +105,19 @@ class ServerReadiness:
             )
 
         def is_settled():
+            nonlocal changed
+            before = list(found)
             found[:], unrestored[:] = self.look()
+            if found != before:
+                # A worker restores one server after the other.
+                changed = time.monotonic()
             if len(set(found)) == 1 and Holding.SNAPSHOT not in found:
                 is_empty = is_chief and Holding.EMPTY in found
                 if not (is_empty and any(map(_has_trained, others()))):
                     return True
             if Holding.EMPTY in found and not is_chief:
                 return False
-            return time.monotonic() - began > _NOTICE_SECONDS
+            return time.monotonic() - changed > _NOTICE_SECONDS
 
         waiting.wait_until(
             is_settled,
