@@ -21,6 +21,7 @@ from tests.strategies import optimizer_cases
 from tests.strategies import train_steps_test
 from tests.strategies import twins
 import tfdist
+from tfdist.cluster import snapshots
 from tfdist.runtime.coordination import coordination
 from tfdist.runtime.corrections import corrector
 from tfdist.runtime.exchange import step as step_lib
@@ -327,3 +328,18 @@ def test_sums_of_half_precision_neither_overflow_nor_stop(
     x = np.full((number, 1), gradient, "float32")
     model.fit(x, x, batch_size=1, verbose=0)
     assert float(model.layers[0].kernel[0, 0]) == gradient
+
+
+def test_snapshots_leave_out_all_that_is_by_worker():
+    """After 2, 3 and again 2 workers it would be older than all else."""
+
+    def known(number):
+        run = f"names of {number}"
+        runtime = make_workers(run, number, BoundedStaleness(1))[0].runtime
+        runtime.coordination.counts()
+        store = runtime.store
+        return {store.short_name(name) for _, name in store.known}
+
+    differ = known(2) ^ known(3)
+    assert differ
+    assert [n for n in differ if not snapshots._BY_WORKER.search(n)] == []

@@ -37,7 +37,7 @@ class OrphanedGradients:
 
     def _of_workers(self, shard, name, shape):
         # A snapshot of another number of workers has none of this name.
-        name = f"{self._num_workers}/{name}"
+        name = f"of-{self._num_workers}/{name}"
         shape = [self._num_workers, *shape]
         return self._resource(shard, name, tf.int64, shape)
 

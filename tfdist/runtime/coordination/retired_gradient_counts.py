@@ -120,7 +120,7 @@ class RetiredGradientCounts:
 
     def _handle(self):
         # A snapshot of another number of workers has none of this name.
-        name = f"retired/{self._num_workers}"
+        name = f"retired/of-{self._num_workers}"
         shape = [len(COUNTS), self._num_workers]
         return self._store.resource(0, name, tf.int64, shape)
 
