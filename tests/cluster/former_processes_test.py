@@ -40,3 +40,14 @@ def test_who_lives_is_waited_for_before_the_first_server_has_heard_of_it(
     table = types.SimpleNamespace(read_former=read_former)
     found = former_processes.find(table, read, initial_workers, looked)
     assert found == [f"row {looks}"]
+
+
+def test_who_was_silent_long_before_is_not_waited_for(caplog):
+    """It has died; a member that lives has put its row back."""
+    rows = [Member("one", ALIVE, 0.5, 0), Member("two", ALIVE, 3600.0, 0)]
+    table = types.SimpleNamespace(
+        read_former=lambda: (["former row"], [True, False])
+    )
+    found = former_processes.find(table, lambda: rows, 2, time.monotonic())
+    assert found == ["former row"]
+    assert not caplog.records

@@ -44,7 +44,9 @@ def find(table, read, initial_workers, looked):
         untold[:] = [
             member.name
             for told, member in zip(has_told, rows, strict=True)
-            if member.state is states.ALIVE and not told
+            if member.state is states.ALIVE
+            and not told
+            and member.silent_for < _TOLD_SECONDS
         ]
         if may_come:
             untold.extend(
