@@ -45,6 +45,16 @@ def test_newest_is_read_and_old_ones_are_removed(tmp_path):
     assert not tmp_path.exists()
 
 
+def test_a_file_that_takes_the_place_of_a_removed_one_has_no_end(tmp_path):
+    files = CheckpointFiles(tmp_path, keep=2)
+    number = files.write(_state(1))
+    files.write_end(_state(2), number)
+    assert files.end(number).header == {"number": 2}
+    files.path(number).unlink()
+    assert files.write(_state(3)) == number
+    assert files.end(number) is None
+
+
 def test_writer_that_is_killed_leaves_the_older_one(tmp_path, caplog):
     """Killed when all is written and nothing is sure to be on the disk."""
     files = CheckpointFiles(tmp_path, keep=2)

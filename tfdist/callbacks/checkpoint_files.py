@@ -78,6 +78,8 @@ class CheckpointFiles:
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         number = max(self.numbers(), default=0) + 1
+        # Somebody may have removed the file of this number, and not its end.
+        self._path_of_end(number).unlink(missing_ok=True)
         self._write(state, self.path(number))
         for old in self.numbers()[: -self._keep]:
             self._remove(old)
