@@ -223,6 +223,17 @@ def test_retry_refuses_eager_steps_of_several_optimizers():
         model.fit(train_steps_test.X, batch_size=6, verbose=0)
 
 
+def test_retry_refuses_eager_steps_that_accumulate_before_any_pushes():
+    strategy = tfdist.BackupWorkersStrategy(0, on_drop="retry")
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        optimizer = keras.optimizers.SGD(gradient_accumulation_steps=2)
+        model.compile(optimizer, "mse", run_eagerly=True)
+    x = np.ones((1, 1))
+    with pytest.raises(ValueError, match="accumulates gradients"):
+        model.train_on_batch(x, x)
+
+
 class CountsCalls(keras.layers.Layer):
     """Counts its calls in an integer, which is each worker's own."""
 

@@ -103,7 +103,8 @@ class Step:
         self._ticketed = set(ticketed)
         # Steps of optimizers that have been exchanged.
         self.num_updates = len(self._ticketed)
-        # Whether one of them has accumulated gradients of earlier steps.
+        # Whether one of them has accumulated gradients of earlier steps, or an
+        # eager step does nothing else.
         self.accumulates = False
         self.is_training = False
         self.may_be_repeated = runtime.coordination.retries
@@ -229,6 +230,7 @@ class Step:
             if self.is_eager and _accumulates(
                 private_keras_variables.optimizer_under_way()
             ):
+                self.accumulates = True
                 return  # It counts with the next update.
             # A step of an optimizer that has others do its updates.
             getattr(variable.pulled, kind)(value)
