@@ -170,3 +170,34 @@ def test_what_workers_have_freed_is_not_filled():
                     resource=handle, dtype=v.dtype
                 ),
             )
+
+
+def test_a_worker_does_not_wait_for_the_last_model_if_that_was_freed():
+    """The chief shows that with the next one."""
+    runtime, _ = trained()
+    store, freed = runtime.store, list(runtime.store.variables)
+    for variable in freed:
+        lose(runtime, variable)
+        lose_named(store, f"signature/{variable.ordinal}")
+
+    @tf.function(autograph=False)
+    def make_another():
+        name = f"signature/{len(freed)}"
+        tf.raw_ops.AssignVariableOp(
+            resource=store.resource(0, name, tf.string, []),
+            value="dense/kernel parameter float32 [3, 7]",
+        )
+        store.counter("held", 0).set(len(freed) + 1)
+
+    worker = joined(runtime, may_lack=True, is_chief=False)
+    lacks = worker.first_values.lacks
+
+    def look(*args):
+        found = lacks(*args)
+        if found:
+            make_another()
+        return found
+
+    worker.first_values.lacks = look
+    worker.commit()
+    assert all(variable.is_over for variable in freed)

@@ -133,8 +133,16 @@ class FirstValues:
             )
         )
 
-    def lacks(self, variables, end):
-        """Whether any server lacks some of `variables`; see `complete`."""
+    def lacks(self, first, end):
+        """Whether any server lacks some variables that workers have not freed.
+
+        Args:
+          first: Number of variables before them.
+          end: See `complete`.
+        """
+        # It may have been the last model, until the chief has made another.
+        self.check(end, may_lack=True)
+        variables = self._store.variables[first:end]
         shards = range(self._store.num_shards)
         return any(self._lacks_on(shard, variables, end) for shard in shards)
 

@@ -163,7 +163,7 @@ class Synchronizer:
             missing = self._first.complete(variables, end)
         else:
             waiting.wait_until(
-                lambda: not self._first.lacks(variables, end),
+                lambda: not self._first.lacks(first, end),
                 what="the chief to add variables that parameter servers lack",
                 timeout=self._timeout,
                 hint="Is the chief running, and does it build this model?",
