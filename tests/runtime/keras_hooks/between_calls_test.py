@@ -99,8 +99,9 @@ def test_the_chief_waits_for_averages_of_the_call_before():
     )
     decisions = worker.chief_decisions
     for use_ema, waits in ((True, True), (False, True), (False, False)):
-        worker.begin(1)
+        fit = worker.begin(1)
         worker.model.compile(keras.optimizers.SGD(use_ema=use_ema))
+        fit.find_averages()
         decisions._values.begin(worker.model, 1)
         assert decisions._values.call_to_end(worker.model, 2) == waits
         decisions.end_loop()

@@ -51,6 +51,7 @@ class Worker:
             has_come_back=lambda: False,
             is_held=lambda: False,
             commit=lambda: None,
+            settle=lambda: True,
             local=None,
             coordination=None,
             work=queued_work.NoQueuedWork(),
@@ -63,6 +64,9 @@ class Worker:
             arrivals=arrivals,
             is_awaited_by=lambda member: member.arrivals > membership.arrivals,
             former=None,
+            arrive=lambda: setattr(
+                membership, "arrivals", membership.arrivals + 1
+            ),
             find_former=lambda: None,
             on_beat=[],
             count_along=lambda member: setattr(

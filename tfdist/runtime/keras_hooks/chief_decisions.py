@@ -14,7 +14,6 @@ from absl import logging
 import keras
 import tensorflow as tf
 
-from tfdist import model_optimizers
 from tfdist import private_keras_calls
 from tfdist.cluster import fit_progress
 from tfdist.data_shares import data_number
@@ -200,12 +199,12 @@ class ChiefDecisions:
         # Not once more after a heartbeat: others may have begun the next one.
         self._runtime.coordination.leave_if_over()
         if fit.has_begun:
-            self._values.end(fit.model, fit.number)
+            self._values.end(fit.model, fit.number, fit.averages)
             self._fits.close()
-            if model_optimizers.averages_weights(fit.model):
-                # The others wait for all before they put averages in place.
-                if self._runtime.settle():
-                    self._membership.arrive()
+            # The others wait for all before they put averages in place. The
+            # model may be compiled in another way since, or gone.
+            if fit.averages and self._runtime.settle():
+                self._membership.arrive()
             self._tell()
 
     def _next_number(self, model):
@@ -246,6 +245,7 @@ class ChiefDecisions:
             result = call(function, *args)
         if is_first:
             fit.find_rates()
+            fit.find_averages()
         if not self.is_chief:
             self._look(fit)
             if self._runtime.local.keeps_own_values:
@@ -319,7 +319,7 @@ class ChiefDecisions:
         if fit is None:
             return
         fit.is_in_loop, fit.has_ended = False, True
-        self._values.end(fit.model, fit.number)
+        self._values.end(fit.model, fit.number, fit.averages)
         self._runtime.work.leave()
         self._runtime.local.finish()
         self._runtime.coordination.leave()
@@ -356,6 +356,7 @@ class ChiefDecisions:
         fit_callbacks.put_around(listed, self)
         fit.is_in_loop = fit.has_begun = True
         fit.find_rates()
+        fit.find_averages()
         self._values.begin(fit.model, fit.number)
         fit.exchanges = self._runtime.journal.count
         self._tell_begun(fit)

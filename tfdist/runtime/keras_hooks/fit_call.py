@@ -28,6 +28,8 @@ class FitCall:
         # Variables with learning rates that are followed, and number of all.
         self.rates = []
         self._num_rates = 0
+        # Whether it ends by putting averages of weights in place.
+        self.averages = False
         self.is_in_loop = False
         # The epoch of the last calls that callbacks have made within it, and
         # their number in that epoch.
@@ -68,6 +70,13 @@ class FitCall:
                 len(rates),
                 len(self.rates),
             )
+
+    def find_averages(self):
+        """Takes note of whether the call ends by assigning averages of weights.
+
+        As for `find_rates`, that may be known after its first step alone.
+        """
+        self.averages = model_optimizers.averages_weights(self.model)
 
     def own_rates(self):
         """The learning rates here, a tuple of floats."""

@@ -66,10 +66,15 @@ class ValuesBetween:
         """Called when the steps of a call begin; see `WeightChanges`."""
         self._changes.begin(model, number)
 
-    def end(self, model, number):
-        """Called when they have ended, or have been passed."""
-        if model is not None:
-            self._has_averaged = model_optimizers.averages_weights(model)
+    def end(self, model, number, averages=False):
+        """Called when they have ended, or have been passed.
+
+        Args:
+          model: The `keras.Model`; None if it is gone.
+          number: The number of the call.
+          averages: Whether workers end it by assigning averages of weights.
+        """
+        self._has_averaged = averages
         self._changes.end(model, number)
 
     # Assignments.
