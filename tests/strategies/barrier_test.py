@@ -1,5 +1,6 @@
 """Barriers and the end of training: who is waited for, by table of members."""
 
+import dataclasses
 import functools
 import types
 
@@ -8,6 +9,9 @@ import pytest
 import tensorflow as tf
 
 import tfdist
+from tfdist import private_keras_calls
+from tfdist import running_fit
+from tfdist.cluster import fit_progress
 from tfdist.cluster import member_table
 from tfdist.cluster import termination
 from tfdist.cluster import waiting
@@ -21,7 +25,7 @@ class Strategy(training.TrainingMixin):
 
     def __init__(self, silent_for):
         self.reads = 0
-        rows = [
+        self.rows = rows = [
             Member("/job:worker/task:0", MemberState.ALIVE, 0.0, 1),
             Member("/job:worker/task:1", MemberState.ALIVE, silent_for, 0),
         ]
@@ -50,6 +54,42 @@ def test_who_is_lost_is_not_waited_for_as_soon_as_servers_say_so(monkeypatch):
         strategy = Strategy(silent_for)
         strategy._meet(lambda member: member.arrivals > 0, "to come")
         assert strategy.reads == reads
+
+
+@pytest.mark.parametrize(
+    ("reached", "batch", "waits"),
+    {
+        "trains": (fit_progress.begun(2), 3, True),
+        "has ended": (fit_progress.ended(2), 3, True),
+        "was interrupted": (fit_progress.closed(2), 3, False),
+        "before its first step": (fit_progress.closed(2), 0, True),
+        "is in its next call": (fit_progress.begun(3), 0, False),
+    }.values(),
+)
+@pytest.mark.parametrize("in_fit", [True, False])
+def test_the_end_of_a_call_does_not_wait_for_who_was_interrupted(
+    reached, batch, waits, in_fit
+):
+    """Whose script may do something else for long, as in a notebook."""
+    strategy, fits = Strategy(0.0), fit_progress.Fits()
+    word = fit_progress.Word(reached, batch=batch)
+    strategy.rows[1] = dataclasses.replace(strategy.rows[1], word=word)
+    strategy._membership.fits = fits
+    strategy._membership.arrive = lambda: 1
+    strategy._runtime.coordination = types.SimpleNamespace(come_back=bool)
+    strategy._runtime.pull = bool
+
+    def fit():
+        frame = private_keras_calls.current_frame()
+        fits.watch(running_fit.RunningFit(frame), 2)
+        fits.tell(reached=fit_progress.begun(2))
+        if in_fit:
+            strategy._wait_for_end()
+
+    fit()
+    if not in_fit:
+        strategy._wait_for_end()
+    assert strategy.reads == 1 + (waits or not in_fit)
 
 
 @pytest.mark.parametrize("has_trained", [False, True])

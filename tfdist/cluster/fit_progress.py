@@ -160,6 +160,18 @@ class Fits:
         call = self._call
         return call is not None and not call.is_over()
 
+    def is_left_by(self, word):
+        """Whether another worker is out of the call of `fit` under way here.
+
+        An exception may have ended it there. One before the first batch was
+        done has not: that worker may have to begin the same call again.
+
+        Args:
+          word: The other worker's `Word`.
+        """
+        place = word.reached, word.epoch, word.batch
+        return self.is_running() and place > (closed(self.number), 0, 0)
+
     def tell(self, **changes):
         """Changes the `word`, which travels with the next sign of life."""
         with self._lock:

@@ -297,8 +297,9 @@ class TrainingMixin:
         """Waits until all workers have ended the training that this one has.
 
         As `barrier` does, but those that come to the same end in their own
-        way, as a callback of `fit` or in `barrier`, count as there. Does not
-        wait if this worker has not trained since it last waited.
+        way, as a callback of `fit` or in `barrier`, count as there, as do
+        those whose call of `fit` an exception has ended. Does not wait if this
+        worker has not trained since it last waited.
 
         Args:
           then: Called when all have ended, without arguments.
@@ -312,7 +313,10 @@ class TrainingMixin:
         if self._membership is not None:
             arrivals = self._membership.arrive()
             self._meet(
-                lambda member: member.arrivals >= arrivals,
+                lambda member: (
+                    member.arrivals >= arrivals
+                    or self._membership.fits.is_left_by(member.word)
+                ),
                 "to finish training",
             )
             self._runtime.coordination.come_back()
