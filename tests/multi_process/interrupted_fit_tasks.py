@@ -9,6 +9,7 @@ import keras
 
 from tests.multi_process import decision_tasks
 from tests.multi_process import handshake
+import tfdist
 
 VALUES = (1.0, 3.0)
 
@@ -72,15 +73,59 @@ def ends_at_once(program):
     program.fit(program.value, program.value)
 
 
-def interrupted_with_averages(program):
-    """One worker's call is interrupted; `fit` puts averages in place."""
+def interrupted_alone(program, who, **kwargs):
+    """The call of one worker is interrupted in its first step of four.
+
+    Args:
+        program: the `Program`.
+        who: the worker's number.
+        **kwargs: of `fit`.
+    """
+    values = [program.value] * 4
+    if program.worker == who:
+        callbacks = [
+            *kwargs.pop("callbacks", ()),
+            decision_tasks.At({1: interrupt}),
+        ]
+        caught(program, *values, callbacks=callbacks, **kwargs)
+    else:
+        program.fit(*values, **kwargs)
+
+
+def compile_with_averages(program):
+    """`fit` puts averages in place, which are the newest weights."""
     with program.strategy.scope():
         program.compile(
             keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.0)
         )
-    if program.worker:
-        callback = decision_tasks.At({1: interrupt})
-        caught(program, *[program.value] * 4, callbacks=[callback])
-    else:
-        program.fit(*[program.value] * 4)
+
+
+def interrupted_with_averages(program):
+    """One worker's call is interrupted; `fit` puts averages in place."""
+    compile_with_averages(program)
+    interrupted_alone(program, 1)
     program.fit(program.value, program.value)
+
+
+def compiled_without_averages_since(program):
+    """The same; the next call has no averages."""
+    compile_with_averages(program)
+    interrupted_alone(program, 1)
+    with program.strategy.scope():
+        program.compile(keras.optimizers.SGD(1.0))
+    program.fit(program.value, program.value)
+
+
+def interrupted_beside_figures(program, who=1):
+    """One worker's call is interrupted; the other's waits for its figures."""
+    with program.strategy.scope():
+        program.compile(keras.optimizers.SGD(1.0))
+    figures = [tfdist.callbacks.ClusterMonitor(verbose=0)]
+    interrupted_alone(program, who, callbacks=figures)
+    program.fit(program.value, callbacks=figures)
+    program.fit(program.value, callbacks=figures)
+
+
+def chief_interrupted_beside_figures(program):
+    """The same; it is the chief's call."""
+    interrupted_beside_figures(program, who=0)

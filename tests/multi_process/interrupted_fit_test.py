@@ -35,18 +35,27 @@ def test_the_next_call_begins_at_once_and_all_steps_count(cluster):
         assert "Gave up" not in worker.output()
 
 
-def test_averages_are_put_in_place_without_who_was_interrupted(cluster):
+def test_the_end_of_a_call_goes_on_without_who_was_interrupted(cluster):
+    """And the next one is of all, whatever waited at the end of the first."""
     made = cluster(num_workers=2)
     made.start_servers()
+    first, second = interrupted_fit_tasks.VALUES
+    # The one that was interrupted has made one step in its first call.
+    expected = {
+        "interrupted_with_averages": 6 * first + 3 * second,
+        "compiled_without_averages_since": 6 * first + 3 * second,
+        "interrupted_beside_figures": 6 * first + 3 * second,
+        "chief_interrupted_beside_figures": 3 * first + 6 * second,
+    }
     workers = made.start_workers(
         "interrupted_fit_tasks:run",
         methods=["async"],
-        programs=["interrupted_with_averages"],
+        programs=list(expected),
     )
     made.finish()
-    first, second = interrupted_fit_tasks.VALUES
     for worker in workers:
-        (weight, *_) = worker.report()["async"]["interrupted_with_averages"]
-        # The second has made one step in its first call.
-        assert weight == -(6 * first + 3 * second)
+        seen = worker.report()["async"]
+        assert {
+            name: -weight for name, (weight, *_) in seen.items()
+        } == expected
         assert "Gave up" not in worker.output()

@@ -99,6 +99,8 @@ class ClusterCheckpoint(keras.callbacks.Callback):
         )
         self._save_freq = save_freq
         self._delete = delete_checkpoint
+        # Whether workers wait for each other when a call of `fit` ends.
+        self.ends_together = delete_checkpoint
         self._verbose = verbose
         self.resumed_epoch = 0
         # Batches since the last save.

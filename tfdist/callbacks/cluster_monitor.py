@@ -83,6 +83,8 @@ class ClusterMonitor(keras.callbacks.Callback):
                 "Argument `every_batches` must be at least 1. Received: "
                 f"every_batches={every_batches!r}"
             )
+        # Workers wait for each other when a call of `fit` with it ends.
+        self.ends_together = True
         self._log_dir = pathlib.Path(log_dir) if log_dir is not None else None
         self._every = every_batches
         self._published = True

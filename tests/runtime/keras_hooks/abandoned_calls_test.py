@@ -9,6 +9,7 @@ import pytest
 from tests.runtime.keras_hooks.one_worker import Worker
 from tests.runtime.keras_hooks.one_worker import begin
 from tests.runtime.keras_hooks.one_worker import table
+import tfdist
 from tfdist import private_keras_calls
 from tfdist import running_fit
 from tfdist.cluster import fit_progress
@@ -21,7 +22,18 @@ def compiled(use_ema):
     return model
 
 
-def is_interrupted(worker):
+def async_worker(number):
+    """A worker of two whose other one is a call ahead when it ends one."""
+    begun, ended = fit_progress.begun, fit_progress.ended
+    later = [ended(1)] * 3 if number == 0 else [begun(2)]
+    worker = Worker(number, table(begun(1)), table(*later))
+    worker.runtime.local = worker.runtime.coordination = types.SimpleNamespace(
+        waits=False, keeps_own_values=False, leave_if_over=lambda: None
+    )
+    return worker
+
+
+def is_interrupted(worker, *callbacks):
     """A call of `fit` begins, and its first step raises."""
 
     def step():
@@ -33,7 +45,7 @@ def is_interrupted(worker):
         worker.chief_decisions.call(lambda function: function(), step)
 
     with pytest.raises(KeyboardInterrupt):
-        fit(worker.model, keras.callbacks.CallbackList())
+        fit(worker.model, keras.callbacks.CallbackList([*callbacks]))
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["chief", "other"])
@@ -43,17 +55,8 @@ def test_who_was_interrupted_counts_as_there_if_that_call_puts_averages(
     number, averages, is_gone
 ):
     """However the model of the next call is compiled."""
-    others = [fit_progress.ended(1)] * 3 if number == 0 else []
-    worker = Worker(
-        number,
-        table(fit_progress.begun(1)),
-        table(*others or [fit_progress.begun(2)]),
-    )
-    worker.runtime.local = worker.runtime.coordination = types.SimpleNamespace(
-        waits=False, keeps_own_values=False, leave_if_over=lambda: None
-    )
-    waits, turns = [], worker.chief_decisions._turns
-    turns.wait_for_others = waits.append
+    worker, waits = async_worker(number), []
+    worker.chief_decisions._turns.wait_for_others = waits.append
     worker.model = compiled(averages)
     is_interrupted(worker)
     if is_gone:
@@ -69,3 +72,28 @@ def test_who_was_interrupted_counts_as_there_if_that_call_puts_averages(
     if number == 0:
         # Or others would put averages over its next steps.
         assert waits[-1] == (averages or not is_gone)
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["chief", "other"])
+@pytest.mark.parametrize(
+    ("callback", "waits"),
+    {
+        "figures of all": (lambda _: tfdist.callbacks.ClusterMonitor(), True),
+        "files that all need": (
+            lambda path: tfdist.callbacks.ClusterCheckpoint(
+                path, delete_checkpoint=True
+            ),
+            True,
+        ),
+        "files that stay": (tfdist.callbacks.ClusterCheckpoint, False),
+    }.values(),
+)
+def test_who_was_interrupted_counts_as_there_if_a_callback_waits_for_all(
+    tmp_path, number, callback, waits
+):
+    """Or it would train its next call alone: the chief seems to wait for it."""
+    worker = async_worker(number)
+    worker.model = compiled(use_ema=False)
+    is_interrupted(worker, callback(tmp_path))
+    begin(worker)
+    assert worker.membership.arrivals == waits

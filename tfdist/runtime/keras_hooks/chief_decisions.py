@@ -201,9 +201,9 @@ class ChiefDecisions:
         if fit.has_begun:
             self._values.end(fit.model, fit.number, fit.averages)
             self._fits.close()
-            # The others wait for all before they put averages in place. The
-            # model may be compiled in another way since, or gone.
-            if fit.averages and self._runtime.settle():
+            # The others count who comes there. The model may be compiled in
+            # another way since, or gone.
+            if fit.ends_together and self._runtime.settle():
                 self._membership.arrive()
             self._tell()
 

@@ -6,6 +6,7 @@ import weakref
 from absl import logging
 
 from tfdist import model_optimizers
+from tfdist import own_callbacks
 from tfdist import private_keras_building
 from tfdist import private_keras_calls
 from tfdist.cluster import fit_progress
@@ -28,8 +29,15 @@ class FitCall:
         # Variables with learning rates that are followed, and number of all.
         self.rates = []
         self._num_rates = 0
-        # Whether it ends by putting averages of weights in place.
+        # Whether it ends by putting averages of weights in place, or has a
+        # callback that waits for the others.
         self.averages = False
+        self._has_waiting_callback = any(
+            getattr(callback, "ends_together", False)
+            for callback in own_callbacks.listed(
+                private_keras_calls.callbacks_of(frame)
+            )
+        )
         self.is_in_loop = False
         # The epoch of the last calls that callbacks have made within it, and
         # their number in that epoch.
@@ -52,6 +60,11 @@ class FitCall:
     def model(self):
         """The `keras.Model`."""
         return self._model()
+
+    @property
+    def ends_together(self):
+        """Whether workers wait for each other when their steps have ended."""
+        return self.averages or self._has_waiting_callback
 
     def find_rates(self):
         """Takes note of the learning rates of all optimizers.
