@@ -47,13 +47,21 @@ def update_rules_of(model):
 def others_of(model):
     """Returns those of `update_rules_of` that `compile` was not given, a list.
 
+    With those of models within a model that has a `train_step` of its own: it
+    may train each with the optimizer that this one was compiled with.
+
     Args:
       model: A `keras.Model`.
     """
+    rules = update_rules_of(model)
+    if private_keras_building.has_own_train_step(model):
+        for layer in private_keras.with_sublayers(model):
+            if isinstance(layer, keras.Model):
+                rules += update_rules_of(layer)
     compiled = _compiled(model)
     return [
         rule
-        for rule in update_rules_of(model)
+        for rule in {id(rule): rule for rule in rules}.values()
         if all(rule is not one for one in compiled)
     ]
 

@@ -1,4 +1,6 @@
-"""A call of `fit` that this worker only passes."""
+"""A call of `fit`: its learning rates, and one that a worker only passes."""
+
+import types
 
 import keras
 import pytest
@@ -17,3 +19,27 @@ def test_a_call_that_is_passed_makes_no_slots_that_others_may_not_have(
         model.second = keras.optimizers.SGD()
     fit_call.build_optimizer(model)
     assert model.optimizer.built != has_others
+
+
+class OwnStep(keras.Sequential):
+    """A model that trains its parts in a step of its own."""
+
+    def train_step(self, data):
+        """As a GAN's, with the optimizers of the parts."""
+
+
+@pytest.mark.parametrize("make", [keras.Sequential, OwnStep])
+def test_a_step_of_its_own_may_use_what_parts_are_compiled_with(make):
+    """Keras's step does not, such as with a pretrained part."""
+    parts = []
+    for rate in (0.5, 0.25):
+        part = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+        part.compile(keras.optimizers.SGD(rate), "mse")
+        parts.append(part)
+    model = make([keras.Input([1]), *parts])
+    model.compile(keras.optimizers.SGD(0.125), "mse")
+    call = fit_call.FitCall(types.SimpleNamespace(f_locals={"self": model}), 1)
+    call.find_rates()
+    others = (0.5, 0.25) if make is OwnStep else ()
+    assert call.own_rates() == (*others, 0.125)
+    assert fit_call.makes_all_when_built(model) == (not others)
