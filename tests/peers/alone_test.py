@@ -16,6 +16,7 @@ from tfdist import cluster
 from tfdist.all_reduce import collectives
 from tfdist.all_reduce import tail
 from tfdist.all_reduce.consistency import Moment
+from tfdist.peers import joining
 from tfdist.peers import roster as roster_lib
 
 TAU = 2.0**-4
@@ -193,6 +194,61 @@ class Meetings(collectives.NoCollectives):
 
     def finish(self, sent, receive, lacks):
         pass
+
+
+class FirstWorkers(Meetings):
+    """Those that have met when they are asked for the second time."""
+
+    number = 0
+    asked = 0
+
+    def status_of(self, worker):
+        self.asked += 1
+        return {"done": int(self.asked > 1), "joins": False}
+
+
+@pytest.mark.parametrize("name", ["PeerToPeerStrategy", "GossipStrategy"])
+@pytest.mark.parametrize("comes_later", [True, False])
+def test_who_joins_in_fit_meets_nobody_in_a_barrier_before(
+    name, comes_later, monkeypatch
+):
+    """It waits there until the first workers have met."""
+    monkeypatch.setattr(joining, "_POLL_SECONDS", 0.001)
+    strategy = getattr(tfdist, name)()
+    engine = strategy._engine
+    met = FirstWorkers()
+    met.asked = 0 if comes_later else 1
+    engine.collectives = engine.consistency._collectives = met
+    engine.roster = types.SimpleNamespace(
+        worker_id=2,
+        others=[1],
+        live=[1],
+        late=set(),
+        comes_later=comes_later,
+        given_up_by=None,
+    )
+    engine.admission = types.SimpleNamespace(look=lambda: None)
+    engine._mean = types.SimpleNamespace(take=lambda vectors: None)
+    strategy.barrier()
+    assert met.number == 0
+    assert met.asked > 1
+
+
+def test_others_may_join_the_first_fit_after_a_barrier():
+    strategy = tfdist.PeerToPeerStrategy()
+    model = programs.model_of(strategy)
+    engine = strategy._engine
+    met, posted = Meetings(), {}
+    met.post = lambda **said: posted.update(said)
+    engine.collectives = engine.consistency._collectives = met
+    engine.roster = types.SimpleNamespace(
+        others=[1], given_up_by=None, late=set(), live=[1], worker_id=0
+    )
+    engine.admission = types.SimpleNamespace(look=lambda: None)
+    for closed in (False, True):
+        strategy.barrier()
+        assert posted["closed"] == closed
+        engine.adopt_model(Moment.FIT, model)
 
 
 @pytest.mark.parametrize("name", ["PeerToPeerStrategy", "GossipStrategy"])

@@ -59,6 +59,7 @@ def train(
     worker_timeout=10.0,
     warmup_peers=None,
     epochs=1,
+    meets=False,
 ):
     """Trains with constant gradients; reports what it sees in the end.
 
@@ -72,12 +73,15 @@ def train(
         worker_timeout: Of the strategy.
         warmup_peers: Of the strategy.
         epochs: Of so many steps each.
+        meets: Whether workers call `strategy.barrier()` before.
     """
     if capacity is not None:
         messages.CAPACITY = capacity
     strategy = main.strategy_of(
         compression, warmup_peers, worker_timeout=worker_timeout
     )
+    if meets:
+        strategy.barrier()
     model = programs.model_of(strategy)
     seen = fit(strategy, model, steps, Pace(pace, hold, until), epochs)
     if seen is None:

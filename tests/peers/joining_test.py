@@ -72,8 +72,10 @@ def test_two_workers_join_one_after_the_other(cluster):
 
 
 def test_a_first_worker_joins_again_those_that_have_joined(cluster):
+    """Also where all meet before `fit`."""
     running = cluster(num_ps=0, num_workers=3)
     settings = {"warmup_peers": 2, "pace": 0.005, "until": "stop"}
+    settings["meets"] = True
     workers = running.start_workers(TRAIN, steps=10**6, **settings)
     workers[2].wait_for_steps(20)
     workers[0].kill()

@@ -246,7 +246,8 @@ class PeerEngine(engine_lib.Engine):
         if begins:
             self._fits += 1
             self._is_over = False
-        if begins and not self.collectives.number and self._join(model):
+        if begins and (joiner := self._joiner()) is not None:
+            joiner.join(model)
             self._open()
             return 0
         if begins and self.channels:
@@ -266,15 +267,14 @@ class PeerEngine(engine_lib.Engine):
             self.roster.late |= self._late_around.pop()
         return chiefs
 
-    def _join(self, model):
-        """Joins the others if they train; returns whether they do."""
+    def _joiner(self):
+        """The `Joiner` of a worker without which the others began, or None."""
+        if not self.roster.others or self.collectives.number:
+            return None
         joiner = joining.Joiner(self, self.tolerance)
         if self.roster.comes_later:
             joiner.wait_for_start()
-        if not joiner.is_needed():
-            return False
-        joiner.join(model)
-        return True
+        return joiner if joiner.is_needed() else None
 
     def _open(self):
         self.admission.is_open = self._fits == 1
@@ -384,6 +384,9 @@ class PeerEngine(engine_lib.Engine):
 
     def end_loops(self):
         """Waits until all updates are everywhere; see `Engine.barrier`."""
+        if self._joiner() is not None:
+            # Nobody waits for this worker before it joins, in `fit`.
+            return
         self.finish()
         self.consistency.meet(Moment.BARRIER)
 
@@ -399,7 +402,8 @@ class PeerEngine(engine_lib.Engine):
         self.stop_joiners()
         self._take_all()
         self.admission.is_open = False
-        self.collectives.post(closed=True)
+        # In a barrier before the first `fit`, others may still join.
+        self.collectives.post(closed=self._fits > 0)
 
     def _take_all(self):
         """Waits until all have what all have sent so far."""
