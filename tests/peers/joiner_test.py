@@ -154,7 +154,31 @@ def test_one_that_hangs_while_another_lets_this_one_in_is_asked_too(others):
     first = {**admits, "known": {"0": 10, "1": 11, "2": incarnation}}
     others.statuses = {0: lambda: first, 1: hangs_at_first(5, admits)}
     assert joiner._ask_all() == {"lane": {0: 5, 1: 5}}
-    assert set(joiner._heard) == {0, 1}
+    assert joiner._heard == {0, 1}
+
+
+def test_one_that_does_not_answer_once_after_a_long_time_stays(
+    others, monkeypatch
+):
+    """While another one took minutes to let this worker in, nobody asked it."""
+    now = [0.0]
+
+    def sleep(seconds):
+        now[0] += 1.0
+
+    monkeypatch.setattr(
+        joining,
+        "time",
+        types.SimpleNamespace(monotonic=lambda: now[0], sleep=sleep),
+    )
+    joiner, incarnation = joiner_of(others, worker_timeout=10.0)
+    admits = {**STATUS, "since": {str(ME): [incarnation, {"lane": 5}]}}
+    others.statuses[0] = lambda: admits
+    joiner._ask([0], {})
+    now[0] += 200.0
+    others.statuses[0] = hangs_at_first(1, admits)
+    joiner._wait([0], 1, lambda worker, status: True)
+    assert joiner._heard == {0}
 
 
 @pytest.mark.parametrize("listens", [True, False])
@@ -191,7 +215,7 @@ def test_one_that_has_died_is_left_out(others, other, caplog):
     admitted = {**STATUS, "since": {str(ME): [incarnation, {}]}}
     others.statuses = {0: other, 1: lambda: admitted}
     joiner._ask([0, 1], {})
-    assert set(joiner._heard) == {1}
+    assert joiner._heard == {1}
     assert "task:0 does not answer for 0.1 s: this worker joins" in caplog.text
 
 
@@ -206,7 +230,7 @@ def test_another_lets_it_in_where_the_first_has_died(others):
 
     others.statuses = {0: dies, 1: lambda: admits}
     assert joiner._ask_all() == {"lane": {1: 5}}
-    assert set(joiner._heard) == {1}
+    assert joiner._heard == {1}
 
 
 @pytest.mark.parametrize("left", [0, 1])
@@ -238,7 +262,7 @@ def test_who_has_joined_before_is_there_from_the_request_on(others):
     told = {"known": {"0": 10, "1": 11}, "seen": {}}
 
     def ask_all():
-        joiner._heard = {0: 0.0}
+        joiner._heard = {0}
 
     joiner._ask_all = ask_all
     joiner._fetch = lambda needs: saved_state.SavedState({"peers": told}, {})
@@ -248,7 +272,7 @@ def test_who_has_joined_before_is_there_from_the_request_on(others):
 
 def test_the_snapshot_of_another_is_taken_where_the_first_has_died(others):
     joiner, _ = joiner_of(others, stall_timeout=60.0)
-    joiner._heard = dict.fromkeys((0, 1), 0.0)
+    joiner._heard = {0, 1}
     others.snapshots = {0: None, 1: snapshot(9)}
 
     def served(worker):
@@ -264,7 +288,7 @@ def test_the_snapshot_of_another_is_taken_where_the_first_has_died(others):
 
 def test_a_snapshot_that_lacks_updates_is_not_taken_for_ever(others):
     joiner, _ = joiner_of(others)
-    joiner._heard = dict.fromkeys((0, 1), 0.0)
+    joiner._heard = {0, 1}
     others.snapshots = {0: snapshot(8)}
 
     def served():

@@ -37,8 +37,11 @@ class Joiner:
         self._roster = engine.roster
         self._meetings = engine.collectives
         self._tolerance = tolerance
-        # The others that take part, by number: when they answered last.
-        self._heard = {}
+        # Numbers of the others that take part.
+        self._heard = set()
+        # By worker that does not answer: for how many seconds, and when it was
+        # asked last.
+        self._silent = {}
         # Those with whom the workers that let this one in exchange updates.
         self._live = set()
 
@@ -148,8 +151,7 @@ class Joiner:
           needs: Dict, channel -> worker -> its last update before.
         """
         me = str(self._roster.worker_id)
-        for worker in workers:
-            self._heard[worker] = time.monotonic()
+        self._heard.update(workers)
 
         def sends(worker, status):
             incarnation, since = status["since"].get(me, (None, None))
@@ -224,7 +226,7 @@ class Joiner:
         reported = time.monotonic()
         moved = dict.fromkeys(left, reported)
         asked = -math.inf
-        while left := left & self._heard.keys():
+        while left := left & self._heard:
             if time.monotonic() - asked > _ASK_SECONDS:
                 for worker in left:
                     self._meetings.request(worker, number)
@@ -289,17 +291,23 @@ class Joiner:
         """
         status, now = self._read(worker), time.monotonic()
         if status is not None and _trains(status):
-            self._heard[worker] = now
+            self._silent.pop(worker, None)
             if status["closed"] or status["fits"] > 1:
                 raise _too_late(self._roster.names[worker])
             return status
         # It does not answer, or another process has taken its place.
-        if now - self._heard[worker] > self._tolerance.worker_timeout:
-            del self._heard[worker]
+        bound = self._tolerance.worker_timeout
+        silent, before = self._silent.get(worker, (0.0, now))
+        # Of the time in which nobody asked it little counts.
+        silent += min(now - before, bound / 3 + 1.0)
+        self._silent[worker] = silent, now
+        if silent > bound:
+            self._heard.discard(worker)
+            del self._silent[worker]
             logging.warning(
                 "%s does not answer for %g s: this worker joins without it.",
                 self._roster.names[worker],
-                self._tolerance.worker_timeout,
+                bound,
             )
         return None
 
