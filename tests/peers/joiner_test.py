@@ -300,6 +300,24 @@ def test_a_snapshot_that_lacks_updates_is_not_taken_for_ever(others):
         joiner._fetch({"lane": {1: 9}})
 
 
+def test_a_snapshot_is_taken_without_last_updates_of_a_worker_that_died(
+    others, caplog
+):
+    """It has let this one in, and the host will never get them."""
+    joiner, _ = joiner_of(others, stall_timeout=60.0)
+    joiner._heard = {0, 1}
+    others.snapshots = {0: snapshot(8)}
+
+    def served():
+        asked = [number for _, number in others.requests]
+        return {**STATUS, "served": {str(ME): max(asked, default=0)}}
+
+    others.statuses = {0: served, 1: None}
+    assert joiner._fetch({"lane": {1: 9}}) is not None
+    assert joiner._heard == {0}
+    assert "task:1 does not answer for 0.1 s: this worker joins" in caplog.text
+
+
 def test_a_worker_that_does_not_let_anybody_in_yet_says_that_it_gets_on():
     posted = {}
     engine = types.SimpleNamespace(

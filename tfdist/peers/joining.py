@@ -190,6 +190,9 @@ class Joiner:
                 lacks_since = now if lacks_since is None else lacks_since
                 if now - lacks_since > self._bound:
                     raise self._stalled(host, "get all updates of others")
+                for worker in lacking:
+                    # If it has died, its last updates may never get there.
+                    self._look(worker)
             time.sleep(_POLL_SECONDS)
         raise _too_late("any other worker")
 
