@@ -233,6 +233,32 @@ def test_another_lets_it_in_where_the_first_has_died(others):
     assert joiner._heard == {1}
 
 
+def test_all_joiners_ask_the_same_one_first_though_it_hangs(
+    others, monkeypatch
+):
+    """Two that ask different ones would wait for each other."""
+    joiner, incarnation = joiner_of(others, **PATIENT)
+    monkeypatch.setattr(
+        joining.sessions, "listens", lambda address, seconds: True
+    )
+    admits = {**STATUS, "since": {str(ME): [incarnation, {"lane": 5}]}}
+    others.statuses = {0: hangs_at_first(5, admits), 1: lambda: admits}
+    joiner._ask_all()
+    asked = dict.fromkeys(worker for worker, _ in others.requests)
+    assert [*asked] == [0, 1]
+
+
+def test_one_that_hangs_for_long_is_not_asked_first_again(others, monkeypatch):
+    joiner, incarnation = joiner_of(others, stall_timeout=60.0)
+    monkeypatch.setattr(
+        joining.sessions, "listens", lambda address, seconds: True
+    )
+    admits = {**STATUS, "since": {str(ME): [incarnation, {"lane": 5}]}}
+    others.statuses = {0: None, 1: lambda: admits}
+    assert joiner._ask_all() == {"lane": {1: 5}}
+    assert joiner._heard == {1}
+
+
 @pytest.mark.parametrize("left", [0, 1])
 def test_it_comes_too_late_where_all_have_died(others, left):
     """Before they let it in, and after that."""

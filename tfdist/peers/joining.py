@@ -77,7 +77,7 @@ class Joiner:
           tf.errors.DeadlineExceededError: They do not, in time.
         """
         reported = began = time.monotonic()
-        while not self._training():
+        while not self._is_training():
             now = time.monotonic()
             if now - reported > _REPORT_SECONDS:
                 reported = now
@@ -91,10 +91,9 @@ class Joiner:
                 )
             time.sleep(10 * _POLL_SECONDS)
 
-    def _training(self):
-        """Numbers of the others that train, a set."""
-        found = ((k, self._read(k)) for k in self._roster.others)
-        return {k for k, status in found if status and _trains(status)}
+    def _is_training(self):
+        found = map(self._read, self._roster.others)
+        return any(status and _trains(status) for status in found)
 
     def join(self, model):
         """Takes part from here on, with another worker's values.
@@ -128,10 +127,11 @@ class Joiner:
           Dict, channel -> worker -> its last update before.
         """
         # The first lets one in at a time, who is there for the next.
-        needs, first = {}, []
+        needs, asked = {}, set()
         # Another one, if it dies before.
         while not self._heard and self.is_needed():
-            first = sorted(self._training())[:1]
+            first = self._first(asked)
+            asked.update(first)
             self._ask(first, needs)
         statuses = {k: self._read(k) for k in self._roster.others}
         # One that does not answer at this moment takes part as well.
@@ -140,8 +140,26 @@ class Joiner:
             for worker, status in statuses.items()
             if (_trains(status) if status else worker in self._live)
         }
-        self._ask(others - {*first}, needs)
+        self._ask(others - self._heard, needs)
         return needs
+
+    def _first(self, asked):
+        """The first worker that trains, a list; two joiners ask the same one.
+
+        Args:
+          asked: Numbers of those that have not answered before, a set. Another
+            one that listens and does not answer at this moment counts.
+        """
+        for worker in self._roster.others:
+            try:
+                status = self._meetings.status_of(worker)
+            except (tf.errors.OpError, OSError):
+                if worker not in asked and self._listens(worker):
+                    return [worker]
+                continue
+            if status and _trains(status):
+                return [worker]
+        return []
 
     def _ask(self, workers, needs):
         """Waits until workers send their updates.
