@@ -116,6 +116,14 @@ def test_a_message_for_which_a_link_needs_minutes_arrives(receiver):
     assert not roster.lost
 
 
+def test_on_a_slow_link_the_next_message_has_the_time_that_it_needs(receiver):
+    """The first one has three attempts, of 3, 6 and 12 s."""
+    receiver.speed = SIZE * 4 / 10.0
+    send(5, holds=True)
+    assert receiver.taken == [*range(1, 6)]
+    assert len([size for size in receiver.calls if size]) == 3 + 4
+
+
 def test_what_travels_together_is_no_longer_than_the_vector(receiver):
     send(8, holds=True)
     assert receiver.taken == [*range(1, 9)]
@@ -133,4 +141,5 @@ def test_a_receiver_that_answers_and_takes_nothing_is_given_up(receiver):
     receiver.speed = 1e-9
     roster = send(1, stall=60.0)
     assert roster.lost == [1]
-    assert receiver.now > 60.0
+    # The last attempt has as much time as those before, and one TIMEOUT / 3.
+    assert 60.0 < receiver.now < 2 * 60.0 + TIMEOUT

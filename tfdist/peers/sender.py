@@ -27,10 +27,11 @@ class PeerSender:
     A message whose fate is unknown, as the receiver's server did not answer in
     time, is sent again as it was; the receiver drops what has a number that it
     has seen. Before that, the server has to answer a small call; as the link
-    may be slow, each further attempt has twice the time. A receiver that does
-    not answer for `timeout` seconds is given up, as is one that answers and
-    takes nothing for `stall` seconds. What was on the way to it then counts as
-    lost, whether it has arrived or not.
+    may be slow, each further attempt has twice the time, and the next message
+    at least twice what this one took. A receiver that does not answer for
+    `timeout` seconds is given up, as is one that answers and takes nothing for
+    `stall` seconds. What was on the way to it then counts as lost, whether it
+    has arrived or not.
 
     Args:
       roster: The `Roster`.
@@ -69,6 +70,8 @@ class PeerSender:
         # A session with the receiver, the call that sends a `Packed`, and one
         # that sends nothing.
         self._session = self._call = self._ask = None
+        # Times the usual time that the first attempt of a message has.
+        self._slowness = 1.0
         self.delivered = self.lost = 0
         self.repeated = 0
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -198,7 +201,8 @@ class PeerSender:
         silent = full = 0.0
         again, is_answering, is_slow = False, True, False
         size = sum(update.bytes for update in updates)
-        seconds = self._timeout / 3 + size / _BYTES_PER_SECOND
+        usual = self._timeout / 3 + size / _BYTES_PER_SECOND
+        seconds = self._slowness * usual
         before = time.monotonic()
         while not (self._roster.is_lost(self.worker) or self._closes):
             error, is_taken = "its queue is full", False
@@ -237,14 +241,16 @@ class PeerSender:
                 again, is_answering = True, False
             if is_taken:
                 self.repeated += again * len(updates)
+                took = min(time.monotonic() - before, seconds)
+                self._slowness = max(1.0, 2.0 * took / usual)
                 self._count(updates)
                 return
             time.sleep(_FULL_SECONDS if is_answering else _SILENT_SECONDS)
             now = time.monotonic()
-            passed = min(now - before, self._timeout / 3 + 1.0)
-            before, full = now, full + passed
+            passed, before = now - before, now
+            full += min(passed, seconds + 1.0)
             if not is_answering:
-                silent += passed
+                silent += min(passed, self._timeout / 3 + 1.0)
             if silent > self._timeout:
                 self._give_up(f"{error} for {self._timeout:g} s")
             elif self._stall is not None and full > self._stall:
