@@ -36,3 +36,14 @@ def test_nobody_waits_for_those_that_come_later():
     roster.await_later([0, 2])
     assert roster.live == [1]
     assert roster.joined == set()
+
+
+def test_a_worker_that_was_given_up_is_told_of_all_bounds():
+    """Of the reason it hears nothing: it is in the other's log."""
+    message = roster_of_three().left_behind(2).message
+    assert message.startswith(
+        "/job:worker/task:0 was given up by /job:worker/task:2, "
+    )
+    assert "The log of /job:worker/task:2 says which." in message
+    for setting in ("worker_timeout=", "stall_timeout=", "on_stall='wait'"):
+        assert setting in message

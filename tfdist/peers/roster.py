@@ -96,8 +96,11 @@ class Roster:
             None,
             f"{self.names[self.worker_id]} was given up by "
             f"{self.names[worker]}, whose updates it lacks: it did not answer "
-            "for `worker_timeout`. Where a worker may stand still for longer: "
-            "fault_tolerance=tfdist.FaultTolerance(worker_timeout=...).",
+            "for `worker_timeout`, answered and did not get on for "
+            "`stall_timeout`, or took too long to join. The log of "
+            f"{self.names[worker]} says which. Where a worker may stand still "
+            "for longer: fault_tolerance=tfdist.FaultTolerance("
+            "worker_timeout=..., stall_timeout=...), or on_stall='wait'.",
         )
 
     def is_lost(self, worker):
