@@ -248,7 +248,9 @@ def test_others_may_join_the_first_fit_after_a_barrier():
     for closed in (False, True):
         strategy.barrier()
         assert posted["closed"] == closed
+        assert posted["updates"] == 3 * closed
         engine.adopt_model(Moment.FIT, model)
+        engine.journal.set_updates(3)
 
 
 @pytest.mark.parametrize("name", ["PeerToPeerStrategy", "GossipStrategy"])

@@ -88,6 +88,7 @@ def joiner_of(others, **tolerance):
         roster=Roster(config, "test"),
         collectives=others,
         requests=itertools.count(1),
+        admission=types.SimpleNamespace(warmup_updates=100),
     )
     settings = {"worker_timeout": 0.1, "stall_timeout": 0.2, **tolerance}
     made = joining.Joiner(engine, FaultTolerance(**settings))
@@ -130,6 +131,20 @@ def test_one_that_stands_still_is_an_error_though_another_gets_on(others):
     with pytest.raises(tf.errors.DeadlineExceededError) as raised:
         joiner._ask([0, 1], {})
     assert raised.value.message.startswith("/job:worker/task:0 answered, and")
+
+
+@pytest.mark.parametrize(
+    ("updates", "said"),
+    [
+        (60, "task:0 has ended its training after 60 updates, .* after 100"),
+        (100, "comes too late: /job:worker/task:0 is not in its first call"),
+    ],
+)
+def test_the_error_names_a_warm_up_that_was_not_reached(others, updates, said):
+    joiner, _ = joiner_of(others)
+    others.statuses[0] = lambda: {**STATUS, "closed": True, "updates": updates}
+    with pytest.raises(tf.errors.UnavailableError, match=said):
+        joiner._ask([0], {})
 
 
 # Of a test in which nobody is to be given up.

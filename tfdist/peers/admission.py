@@ -43,11 +43,15 @@ class Admission:
     Args:
       engine: The `PeerEngine`.
       warmup_updates: Updates of this worker before it admits anybody.
+
+    Attributes:
+      warmup_updates: As it was given.
+      is_open: Whether joiners are admitted.
     """
 
     def __init__(self, engine, warmup_updates):
         self._engine = engine
-        self._warmup_updates = warmup_updates
+        self.warmup_updates = warmup_updates
         self._box = board.RequestBox(
             engine.name, engine.device, engine.num_workers
         )
@@ -82,7 +86,7 @@ class Admission:
 
     def _answer(self, worker, incarnation, number):
         engine = self._engine
-        if engine.journal.updates < self._warmup_updates:
+        if engine.journal.updates < self.warmup_updates:
             return
         if engine.roster.known.get(worker) != incarnation:
             if not self.is_open:

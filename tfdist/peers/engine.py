@@ -403,7 +403,8 @@ class PeerEngine(engine_lib.Engine):
         self._take_all()
         self.admission.is_open = False
         # In a barrier before the first `fit`, others may still join.
-        self.collectives.post(closed=self._fits > 0)
+        updates = self.journal.updates
+        self.collectives.post(closed=self._fits > 0, updates=updates)
 
     def _take_all(self):
         """Waits until all have what all have sent so far."""

@@ -314,7 +314,7 @@ class Joiner:
         if status is not None and _trains(status):
             self._silent.pop(worker, None)
             if status["closed"] or status["fits"] > 1:
-                raise _too_late(self._roster.names[worker])
+                raise self._refused(worker, status)
             return status
         # It does not answer, or another process has taken its place.
         bound = self._tolerance.worker_timeout
@@ -331,6 +331,19 @@ class Joiner:
                 bound,
             )
         return None
+
+    def _refused(self, worker, status):
+        name, updates = self._roster.names[worker], status["updates"]
+        needed = self._engine.admission.warmup_updates
+        if updates >= needed:
+            return _too_late(name)
+        return tf.errors.UnavailableError(
+            None,
+            None,
+            f"This worker cannot join: {name} has ended its training after "
+            f"{updates} updates, and lets others join after {needed}. Use a "
+            "lower `warmup_updates`, or train for longer.",
+        )
 
     def _read(self, worker):
         try:

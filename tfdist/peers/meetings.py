@@ -61,7 +61,8 @@ class Meetings:
             # update before it came; number of the snapshot that is there.
             "since": {},
             "served": {},
-            # While somebody waits to join: this worker's updates.
+            # While somebody waits to join, and at the end: this worker's
+            # updates.
             "updates": 0,
             # Whether this worker is joining; by channel the numbers of the
             # updates that it has joined with.
