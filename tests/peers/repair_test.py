@@ -130,6 +130,28 @@ def test_last_updates_of_a_lost_worker_are_those_of_the_other(receiver, seen):
     assert receiver.channel.account.earlier == [0, 0, 5]
 
 
+def test_a_snapshot_is_not_read_before_it_is_there(receiver, monkeypatch):
+    """The second one: the first lacks an update that is here."""
+    put(receiver, 2, (1, 1))
+    receiver.receive()
+    reads = []
+
+    def status_of(meetings, worker):
+        return {"served": {"0": 1}}
+
+    def read_snapshot(meetings, worker, seconds):
+        reads.append(meetings.requests[-1])
+        return snapshot_of(meetings, worker, seconds)
+
+    snapshot_of = Meetings.read_snapshot
+    monkeypatch.setattr(Meetings, "status_of", status_of)
+    monkeypatch.setattr(Meetings, "read_snapshot", read_snapshot)
+    done, requests = run(receiver, [[0, 0, 0]], seconds=0.5)
+    assert not done
+    assert requests == [1, 2]
+    assert reads == [1]
+
+
 def test_without_the_own_updates_it_is_not_taken(receiver):
     receiver.channel._own.assign([4, 0])
     put(receiver, 2, (1, 2))

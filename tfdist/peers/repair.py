@@ -80,6 +80,9 @@ class Repair:
                     if status and status["served"].get(me) == number:
                         break
                     time.sleep(_POLL_SECONDS)
+                else:
+                    # The other one may be writing it: what is there is old.
+                    return None
                 text = meetings.read_snapshot(self._worker, self._seconds)
             except (tf.errors.OpError, OSError):
                 text = None
