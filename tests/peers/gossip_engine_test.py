@@ -2,8 +2,11 @@
 
 import types
 
+import keras
 import pytest
+import tensorflow as tf
 
+import tfdist
 from tfdist.peers import gossip_engine
 
 REQUEST = (7, 1, 3)
@@ -82,3 +85,29 @@ def test_nobody_waits_without_an_exchange():
     exchange.overdue = None
     exchange.wait()
     assert exchange.waits == 0
+
+
+def test_the_mean_is_that_of_the_last_step_s_optimizer():
+    """Another one of the same weights is garbage, and not yet on this worker.
+
+    So other workers have no part in what is taken for the mean of its lane.
+    """
+    strategy = tfdist.GossipStrategy()
+    with strategy.scope():
+        variable = keras.Variable([0.0])
+        optimizers = [keras.optimizers.SGD(1.0) for _ in range(2)]
+    for place in (0, 1, 0):
+        apply = optimizers[place].apply
+        strategy.run(apply, ([tf.ones([1])], [variable]))
+    engine = strategy._engine
+    (used,) = engine._last
+
+    def take(vectors):
+        return {
+            name: vector * (0.5 if name == used.channels[0].name else 1.0)
+            for name, vector in vectors.items()
+        }
+
+    engine._mean = types.SimpleNamespace(take=take)
+    engine._take_mean()
+    assert variable[0] == -1.5

@@ -193,7 +193,9 @@ class GossipEngine(engine.PeerEngine):
         super()._receive()
 
     def _take_mean(self):
-        lanes = self.lanes
+        # The last step's lanes come last: an older optimizer of the same
+        # weights may be freed on some workers, and its mean is of the rest.
+        lanes = sorted(self.lanes, key=lambda lane: lane in self._last)
         vectors = {}
         for lane in lanes:
             vectors.update(lane.read())
