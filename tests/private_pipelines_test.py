@@ -31,15 +31,27 @@ COUNTING = {
 }
 
 
-def test_stages_that_count_have_their_names():
+COUNTING_OR_PAIRING = {
+    **COUNTING,
+    "window": lambda x: x.window(2),
+    "zip": lambda x: Dataset.zip(x, x),
+}
+
+
+@pytest.mark.parametrize(
+    "made, public",
+    [
+        (COUNTING, private_pipelines.COUNTING),
+        (COUNTING_OR_PAIRING, private_pipelines.COUNTING_OR_PAIRING),
+    ],
+)
+def test_stages_that_count_or_pair_have_their_names(made, public):
     found = {
-        private_pipelines.COUNTING[
-            private_pipelines.stage_not_by_file(make(Dataset.range(4)))
-        ]
-        for make in COUNTING.values()
+        public[private_pipelines.stage_not_by_file(make(Dataset.range(4)))]
+        for make in made.values()
     }
-    assert found == COUNTING.keys()
-    assert found == set(private_pipelines.COUNTING.values())
+    assert found == made.keys()
+    assert found == set(public.values())
 
 
 PLAIN = {

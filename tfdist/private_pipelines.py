@@ -63,6 +63,12 @@ COUNTING = {
     "_TakeDataset": "take",
     "_TakeWhileDataset": "take_while",
 }
+# The same, and stages that put elements together by where they stand.
+COUNTING_OR_PAIRING = {
+    **COUNTING,
+    "_WindowDataset": "window",
+    "_ZipDataset": "zip",
+}
 # What hands on what other data sets read.
 _PLAIN_STAGES = (
     "CacheDataset",

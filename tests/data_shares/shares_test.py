@@ -185,15 +185,28 @@ def test_other_elements_are_shared_out_by_file(names, kind, policy):
     assert {x & sum(FILES[0]) for x in found} == {0, whole & sum(FILES[0])}
 
 
-def test_pairs_of_files_are_those_of_the_whole(names):
-    def pairs(names):
-        # The files have as many lines, in another order.
-        return tf.data.Dataset.zip(read(names), read(names[::-1])).map(
-            lambda x, y: x + y
-        )
+def pairs(names):
+    """Lines of two data sets, which have as many in another order."""
+    return tf.data.Dataset.zip(read(names), read(names[::-1])).map(
+        lambda x, y: x + y
+    )
 
+
+def test_pairs_of_files_are_those_of_the_whole(names):
     whole, found = sums(pairs, names)
     assert sum(found) == whole
+
+
+PAIRED = {
+    "zip": pairs,
+    "window": lambda names: read(names).window(2).flat_map(lambda lines: lines),
+}
+
+
+@pytest.mark.parametrize("kind", PAIRED)
+def test_pairs_of_lines_are_refused_by_file(names, kind):
+    with pytest.raises(ValueError, match=f"count or pair .* with `{kind}`"):
+        sums(PAIRED[kind], names, POLICY.FILE)
 
 
 @pytest.mark.parametrize("steps, most", [(2, None), (None, 2), (3, 2)])

@@ -73,8 +73,8 @@ def distribute(
 
     Raises:
       ValueError: The data is known to have fewer elements, or files, than
-        there are shares, counts elements that FILE would share out by file,
-        or was made before the strategy.
+        there are shares, counts or pairs elements that FILE would share out
+        by file, or was made before the strategy.
     """
     if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(
@@ -274,17 +274,17 @@ def _check_counts_nothing(dataset):
       dataset: A `tf.data.Dataset`.
 
     Raises:
-      ValueError: It has a stage that counts elements, which would count those
-        of each worker's files.
+      ValueError: It has a stage that counts or pairs elements, which would do
+        so with those of each worker's files.
     """
     stage = private_pipelines.stage_not_by_file(dataset)
-    if stage in private_pipelines.COUNTING:
+    if stage in private_pipelines.COUNTING_OR_PAIRING:
         raise ValueError(
-            "Argument `dataset` must not count what it reads from files with "
-            "`AutoShardPolicy.FILE`, where each worker would count elements "
-            "of its own files: use `AutoShardPolicy.DATA`, or count names of "
-            "files. Received: a data set with "
-            f"`{private_pipelines.COUNTING[stage]}`"
+            "Argument `dataset` must not count or pair what it reads from "
+            "files with `AutoShardPolicy.FILE`, where each worker would do so "
+            "within its own files: use `AutoShardPolicy.DATA`, or count names "
+            "of files. Received: a data set with "
+            f"`{private_pipelines.COUNTING_OR_PAIRING[stage]}`"
         )
 
 
