@@ -14,7 +14,8 @@ class _Leave(keras.callbacks.Callback):
     """Ends the process at the next call of Keras's, after other callbacks.
 
     Args:
-      others: Those, of which such as have `on_preemption` are told before.
+      others: Those of all loops under way, of which such as have
+        `on_preemption` are told before.
     """
 
     def __init__(self, others):
@@ -46,7 +47,9 @@ def stop_loops(frame):
       Whether there is one.
     """
     loops = private_keras_calls.loops_from(frame)
+    # A callback may evaluate: the loop around it is left as well.
+    others = [one for callbacks in loops for one in callbacks.callbacks]
     for callbacks in loops:
         if not any(isinstance(one, _Leave) for one in callbacks.callbacks):
-            callbacks.callbacks.append(_Leave(list(callbacks.callbacks)))
+            callbacks.callbacks.append(_Leave(others))
     return bool(loops)
