@@ -1,5 +1,7 @@
 """When training is over, from the table of members."""
 
+import dataclasses
+
 from hypothesis import given
 from hypothesis import strategies as st
 import pytest
@@ -80,6 +82,15 @@ def test_an_evaluator_that_has_finished_does_not_count_as_a_worker():
     done = Member("/job:evaluator/task:0", MemberState.FINISHED, 0.0, 0)
     rows = [worker(0, MemberState.ALIVE, LOST_AFTER + 1), done]
     assert not termination.is_over(rows, known_for=1000.0, **SETTINGS)
+    # Nor to a server, which evaluators need as well.
+    waits = {"known_for": 1000.0, "with_evaluators": True, **SETTINGS}
+    assert not termination.is_over(rows, **waits)
+    rows[0] = worker(0, MemberState.FAILED, PATIENCE + 1)
+    rows[1] = dataclasses.replace(done, silent_for=PATIENCE + 1)
+    with pytest.raises(TimeoutError, match="sign of /job:worker/task:0, of"):
+        termination.is_over(rows, **waits)
+    rows[0] = worker(0, MemberState.FINISHED)
+    assert termination.is_over(rows, **waits)
 
 
 def test_who_was_told_to_leave_is_not_waited_for_once_one_has_finished():

@@ -11,7 +11,8 @@ import time
 from tfdist.cluster import environment
 from tfdist.cluster import member_table
 
-_OVER = (member_table.MemberState.FINISHED, member_table.MemberState.LEFT)
+_FINISHED = member_table.MemberState.FINISHED
+_OVER = (_FINISHED, member_table.MemberState.LEFT)
 
 
 def script_has_failed():
@@ -63,13 +64,15 @@ def is_over(
         and not _is_absent(number, m, initial_workers)
     ]
     unfinished = [m for m in workers if m.state not in _OVER]
-    if any(m.state == member_table.MemberState.FINISHED for m in workers):
+    finished = [m for m in workers if m.state == _FINISHED]
+    # An evaluator may end while workers train.
+    if any(not m.name.startswith("/job:evaluator") for m in finished):
         silent_for = [known_for, *(m.silent_for for m in unfinished)]
         return not unfinished or min(silent_for) > lost_after
     # If all have left, one may come back as well as one that was lost.
     silent_for = min(known_for, *(m.silent_for for m in workers))
     if silent_for > patience:
-        names = ", ".join(m.name for m in workers)
+        names = ", ".join(m.name for m in workers if m not in finished)
         raise TimeoutError(
             f"Gave up after {patience:g} s without a sign of {names}, of "
             "which none has finished training."
