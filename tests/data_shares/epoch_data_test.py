@@ -227,6 +227,24 @@ def test_rows_of_several_lengths_do_not_change_the_order_of_batches():
     )
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("by_callback", [False, True])
+def test_a_data_set_may_become_shorter_with_each_epoch(workers, by_callback):
+    """No worker reads beyond its end, and none leaves a batch to nobody."""
+    parts = []
+    for worker in range(2):
+        data = _Shorter(not by_callback, workers=workers)
+        shortens = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs, data=data: data.shorten()
+        )
+        callbacks = [shortens] if by_callback else []
+        parts.append(_epochs(data, (0, 0), 3, callbacks, share=(2, worker)))
+    whole = [sorted(a + b) for a, b in zip(*parts, strict=True)]
+    sizes = [len(epoch) for epoch in whole]
+    assert whole == [list(range(size)) for size in sizes]
+    assert sizes == sorted(set(sizes), reverse=True)
+
+
 @pytest.mark.parametrize("share", nightly.also([(2, 0)], [((1, 0),)]))
 def test_a_callback_may_leave_out_more_than_was_known(share):
     """A worker that may join later makes the others' shares no smaller."""
@@ -315,10 +333,42 @@ class _SameOrder(_OwnOrder):
         pass
 
 
+class _Shorter(_SameOrder):
+    """Has a batch fewer after each epoch, if it is not told by a callback."""
+
+    def __init__(self, shortens_itself, **kwargs):
+        super().__init__(**kwargs)
+        self._shortens_itself = shortens_itself
+        self._size = BATCHES
+
+    def __len__(self):
+        return self._size
+
+    def __getitem__(self, index):
+        assert index < self._size
+        return super().__getitem__(index)
+
+    def on_epoch_end(self):
+        if self._shortens_itself:
+            self.shorten()
+
+    def shorten(self):
+        self._size -= 1
+
+
 def _epochs(
     kind, left_out, number, callbacks=(), share=(2, 0), initial_epoch=0
 ):
-    """The batches of each epoch that a model is trained on."""
+    """The batches of each epoch that a model is trained on.
+
+    Args:
+        kind: of data; or a `PyDataset`.
+        left_out: numbers of epochs and batches.
+        number: of epochs.
+        callbacks: of `fit`.
+        share: number of shares, and the worker's.
+        initial_epoch: of `fit`.
+    """
     keras.utils.set_random_seed(1)
     source = Source()
     model = source.model()
@@ -350,6 +400,8 @@ def _epochs(
         data = {"x": _OwnOrder(workers=2)}
     elif kind == "threads of lengths":
         data = {"x": _Lengths(workers=2)}
+    elif isinstance(kind, keras.utils.PyDataset):
+        data = {"x": kind}
     epochs = []
     strategy = model.distribute_strategy
     strategy.extended._config = types.SimpleNamespace(

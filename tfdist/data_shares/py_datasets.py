@@ -36,7 +36,9 @@ def in_agreed_order(dataset, adapter, call, first_epoch, reads_alone):
     """
     if not private_keras_data.shuffles_batches(adapter):
         return dataset
-    orders = _Orders(adapter.num_batches, call, first_epoch)
+    orders = _Orders(
+        private_keras_data.py_dataset_of(adapter), call, first_epoch
+    )
     _orders[adapter] = orders
     threads = private_keras_data.enqueuer_of(adapter)
     if threads is not None and not reads_alone:
@@ -104,25 +106,31 @@ class _Orders:
     """Orders of batches, one after the other, the same on all workers.
 
     Args:
-      size: Number of batches.
+      batches: The `PyDataset`, which may have more or fewer in each epoch.
       call: Order number of the data, see `shares.distribute`.
       first: Number of the epoch whose order is drawn first, from 0.
     """
 
-    def __init__(self, size, call, first):
-        self._size = size
+    def __init__(self, batches, call, first):
+        self._batches = batches
         self._seed = epoch_orders.seed_of(call)
         self._first = first
         self._epochs = itertools.count(first)
+        self._epoch = first
 
     def leave_out(self, epochs):
         """Begins so many epochs after the first, whatever has been drawn."""
         self._epochs = itertools.count(self._first + epochs)
 
     def draw(self):
+        """Returns `order` of the next epoch."""
+        self._epoch = next(self._epochs)
+        return self.order()
+
+    def order(self):
         """Returns the numbers of the batches in the order of an epoch."""
-        order = list(range(self._size))
-        random.Random(f"{self._seed} {next(self._epochs)}").shuffle(order)
+        order = list(range(self._batches.num_batches))
+        random.Random(f"{self._seed} {self._epoch}").shuffle(order)
         return order
 
 
@@ -145,6 +153,9 @@ class _Reordered(keras.utils.PyDataset):
         self.draw()
 
     def __len__(self):
+        if self._batches.num_batches != len(self._order):
+            # A callback has changed it since the order was drawn.
+            self._order = self._orders.order()
         return len(self._order)
 
     def __getitem__(self, index):
