@@ -151,6 +151,14 @@ def test_tensors_in_memory_are_counted():
     assert private_pipelines.bytes_in_memory(data) == 4 * 2 * 8 + 4 + 3 * 4
 
 
+def test_tensors_that_functions_capture_and_texts_are_counted():
+    table, state = tf.ones([5, 3]), tf.Variable(tf.ones([7]))
+    rows = Dataset.range(5).map(lambda k: tf.gather(table, k) + state[0])
+    assert private_pipelines.bytes_in_memory(rows) == 5 * 3 * 4
+    texts = Dataset.from_tensor_slices(["a", "bcd", ""]).batch(2)
+    assert private_pipelines.bytes_in_memory(texts) == 4
+
+
 def graph_of(dataset):
     text = tf.raw_ops.DatasetToGraphV2(
         input_dataset=tf.data.experimental.to_variant(dataset),

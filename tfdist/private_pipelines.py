@@ -248,11 +248,7 @@ def depends_on_iterators(dataset):
         or _name(stage) in _UNKNOWN
         or getattr(stage, "_deterministic", None) == "false"
         or any(_is_hasty(node) for node in _nodes(stage))
-        or any(
-            captured.dtype == tf.variant
-            for wrapped in stage._functions()
-            for captured in wrapped.function.captured_inputs
-        )
+        or any(tensor.dtype == tf.variant for tensor in _captured_by(stage))
         for stage in _stages(dataset)
     )
 
@@ -322,14 +318,31 @@ def counts_a_cached_shuffle(dataset):
 def bytes_in_memory(dataset):
     """Bytes of the tensors that a `tf.data.Dataset` reads, as far as is known.
 
-    Its description as a graph has them all.
+    Its description as a graph has them all. Functions read those that they
+    capture.
     """
-    return sum(
-        tensor.dtype.size * (tensor.shape.num_elements() or 0)
+    read = [
+        tensor
         for stage in _stages(dataset)
-        for tensor in getattr(stage, "_tensors", [])
-        if tensor.dtype != tf.variant
-    )
+        for tensor in (*getattr(stage, "_tensors", ()), *_captured_by(stage))
+    ]
+    return sum(map(_bytes_of, read))
+
+
+def _captured_by(stage):
+    """Yields the tensors that the functions of one stage capture."""
+    for wrapped in stage._functions():
+        yield from wrapped.function.captured_inputs
+
+
+def _bytes_of(tensor):
+    """Bytes that a copy of a tensor would take."""
+    if tensor.dtype in (tf.resource, tf.variant):
+        return 0
+    if tensor.dtype == tf.string:
+        lengths = tf.cast(tf.strings.length(tensor), tf.int64)
+        return int(tf.reduce_sum(lengths))
+    return tensor.dtype.size * (tensor.shape.num_elements() or 0)
 
 
 def _is_hasty(node):
