@@ -85,8 +85,10 @@ def _start(path):
         return _words.get(path, fit_progress.Word)()
 
     def run():
-        while not ends.wait(_SECONDS) and _write(path, word()):
-            pass
+        went_well = True
+        while not ends.wait(_SECONDS):
+            # A disk without room may have some again.
+            went_well = _write(path, word(), warns=went_well)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
@@ -99,8 +101,14 @@ def _start(path):
     atexit.register(end)
 
 
-def _write(path, word):
-    """Writes the figures as of now; returns whether that went well."""
+def _write(path, word, warns=True):
+    """Writes the figures as of now; returns whether that went well.
+
+    Args:
+      path: Of the file.
+      word: The `fit_progress.Word`.
+      warns: Whether it logs a warning where it did not.
+    """
     figures = dataclasses.asdict(_meter().read())
     told = {"figures": figures, "word": word.pack()}
     draft = f"{path}.draft"
@@ -109,6 +117,10 @@ def _write(path, word):
             json.dump(told, file)
         os.replace(draft, path)
     except OSError as error:
-        logging.warning("The launcher gets no figures any more: %s", error)
+        if warns:
+            logging.warning(
+                "The launcher gets no figures until they can be written: %s",
+                error,
+            )
         return False
     return True
