@@ -17,11 +17,12 @@ class FullEvents:
     """Events that do not fit onto the disk.
 
     Args:
-        fails: what finds no room, "write" or "close".
+        fails: what finds no room, "begin", "write" or "close".
     """
 
     def __init__(self, fails):
         self._fails = fails
+        self._call("begin")
 
     def as_default(self, step):
         """Enters a scope of nothing."""
@@ -38,7 +39,7 @@ class FullEvents:
             raise tf.errors.OutOfRangeError(None, None, "No space left")
 
 
-@pytest.mark.parametrize("fails", ["lines", "write", "close"])
+@pytest.mark.parametrize("fails", ["begin", "lines", "write", "close"])
 def test_a_full_disk_does_not_end_training(
     tmp_path, monkeypatch, caplog, fails
 ):
@@ -56,5 +57,12 @@ def test_a_full_disk_does_not_end_training(
     assert f"cannot write to {tmp_path}" in error
     assert "No space left" in error
     if fails != "lines":
-        number = {"write": 2, "close": 10}[fails]
+        number = {"begin": 0, "write": 2, "close": 10}[fails]
         assert len(rows_of(monitor.jsonl_path)) == number
+
+
+def test_a_directory_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "runs").touch()
+    model = compiled_model(tfdist.AsyncStrategy())
+    with pytest.raises(FileExistsError):
+        fit(model, ClusterMonitor(tmp_path / "runs"), batches=1)

@@ -27,6 +27,13 @@ _STEPS_FILE = re.compile(r"steps-((?:chief|worker)-\d+)\.jsonl")
 _NO_FIGURES = ("time", "version", "pulled", "arrival", "pulled_by_server")
 # What a disk without room raises, in Python and in TensorFlow.
 _OF_THE_DISK = (OSError, tf.errors.OpError)
+# What is wrong with a path, and not with the disk.
+_OF_THE_PATH = (
+    FileExistsError,
+    IsADirectoryError,
+    NotADirectoryError,
+    PermissionError,
+)
 
 
 class ClusterMonitor(keras.callbacks.Callback):
@@ -42,7 +49,7 @@ class ClusterMonitor(keras.callbacks.Callback):
     are those of the worker whose progress bar it is, on its own share of the
     data.
 
-    Where the disk is full while it trains, an error is logged, and that call of
+    Where the disk is full, an error is logged, and that call of
     `fit` goes on without the files.
 
     Before each epoch but the first the worker's parameters are refreshed, as
@@ -120,12 +127,12 @@ class ClusterMonitor(keras.callbacks.Callback):
         )
         self._file = self._events = None
         if self._log_dir is not None:
-            self._log_dir.mkdir(parents=True, exist_ok=True)
-            if cluster.is_chief:
-                _remove_steps_of_others(self._log_dir, cluster.worker_names)
-            self.jsonl_path = self._log_dir / f"steps-{self._name}.jsonl"
-            self._file = self.jsonl_path.open("w", encoding="utf-8")
-            self._events = _event_writer(self._log_dir / "cluster" / self._name)
+            try:
+                self._open(cluster)
+            except _OF_THE_PATH:
+                raise
+            except _OF_THE_DISK as error:
+                self._give_up(error)
         if cluster.num_workers > 1 and cluster.is_chief and self._verbose:
             # Reports of others are left on servers.
             all_of = "cluster_* are those of all"
@@ -270,6 +277,19 @@ class ClusterMonitor(keras.callbacks.Callback):
             self._write(exchanges, first)
         except _OF_THE_DISK as error:
             self._give_up(error)
+
+    def _open(self, cluster):
+        """Opens this worker's files, in a directory that is made if need be.
+
+        Args:
+          cluster: The `ClusterConfig`.
+        """
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        if cluster.is_chief:
+            _remove_steps_of_others(self._log_dir, cluster.worker_names)
+        self.jsonl_path = self._log_dir / f"steps-{self._name}.jsonl"
+        self._file = self.jsonl_path.open("w", encoding="utf-8")
+        self._events = _event_writer(self._log_dir / "cluster" / self._name)
 
     def _files(self):
         """Those that are open, a list."""
