@@ -45,9 +45,20 @@ class Reports:
         self._here = tf.config.list_logical_devices("CPU")[0].name
         self._writers = {}
         self._readers = {}
+        # By topic: what this task has published last, a JSON text.
+        self._published = {}
 
     def publish(self, topic, content):
         """Leaves `content`, anything that JSON can hold, under `topic`."""
+        self._published[topic] = json.dumps(content)
+        self._write(topic)
+
+    def publish_again(self):
+        """Leaves all that was published on a server that has lost it."""
+        for topic in self._published:
+            self._write(topic)
+
+    def _write(self, topic):
         if topic not in self._writers:
 
             def build(text):
@@ -58,7 +69,7 @@ class Reports:
                     )
 
             self._writers[topic] = tf.function(build, autograph=False)
-        self._writers[topic](tf.constant(json.dumps(content)))
+        self._writers[topic](tf.constant(self._published[topic]))
 
     def collect(self, topic):
         """Returns what all members published under `topic`, by task name."""

@@ -218,6 +218,10 @@ class ParameterServerStrategy(
             tables=tables,
             portions_per_worker=portions,
         )
+        if config.num_ps:
+            self._runtime.recovery.on_first_lost.append(
+                self._reports.publish_again
+            )
         atexit.register(
             construction.end_local_steps, weakref.ref(self._runtime.local)
         )

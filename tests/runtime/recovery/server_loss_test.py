@@ -116,6 +116,30 @@ def recovering(lost, here, settled, dropped=0):
         _settle_marks=lambda: None,
         _refresh=lambda counts: counts.append(dropped),
         events=[],
+        on_first_lost=[],
+    )
+
+
+@pytest.mark.parametrize("lost", [(), (0,), (1,)])
+def test_reports_are_back_on_the_first_server_before_workers_meet(lost):
+    done = []
+    fake = recovering(set(lost), [True], [])
+    fake._whereabouts.config.ps_names = ["first", "second"]
+
+    def restore(shard, began):
+        done.append("meets others")
+        return False, [True]
+
+    fake._election.restore = restore
+    fake.on_first_lost.append(lambda: done.append("reports"))
+    server_loss.Recovery._recover(fake, None)
+    assert (
+        done
+        == {
+            (): [],
+            (0,): ["reports", "meets others"],
+            (1,): ["meets others"],
+        }[lost]
     )
 
 

@@ -60,6 +60,8 @@ class Recovery:
 
     Attributes:
       events: List of `Event`, one for each recovery so far.
+      on_first_lost: Functions that are called where the first server was
+        started again, before workers meet there.
     """
 
     # There are servers, and they may be lost.
@@ -110,6 +112,7 @@ class Recovery:
             self._whereabouts, membership, self._timeout, config.task_name
         )
         self.events = []
+        self.on_first_lost = []
         names = member_table.names_of(config)
         # By server, what tells it what to keep in snapshots.
         self._manifests = [
@@ -254,6 +257,9 @@ class Recovery:
 
         def put_back(shards, now):
             here = [True] * self._whereabouts.config.num_workers
+            if 0 in shards:
+                for function in self.on_first_lost:
+                    function()
             for shard in sorted(shards):
                 done, here = self._election.restore(shard, began)
                 # Else there is nobody that was there before.
