@@ -13,6 +13,7 @@ from tfdist.simulation import measure
 from tfdist.simulation import simulate
 from tfdist.simulation import traffic
 from tfdist.simulation.measurement import Variable
+from tfdist.strategies import registry
 
 _STREAM = np.random.default_rng(0)
 _X = _STREAM.standard_normal((50, 4)).astype("float32")
@@ -80,7 +81,7 @@ def test_bytes_are_those_of_the_simulator():
     assert result.pull_bytes == result.push_bytes == 4 * (trainable + 16)
     for servers in (1, 3):
         assert result.traffic(Method(), servers) == traffic.of_exchanges(
-            model, Method(), servers, set()
+            model, Method(), servers, set(), {}
         )
 
 
@@ -112,6 +113,37 @@ def test_what_is_frozen_is_not_sent():
     assert result.push_bytes == result.pull_bytes == sent
     history = simulate(lambda: model, (_X, _Y), num_workers=1, batch_size=16)
     assert history.push_bytes == history.pull_bytes == sent
+
+
+def test_of_an_embedding_the_rows_of_a_batch_are_pushed():
+    model = keras.Sequential(
+        [
+            keras.Input((5,), dtype="int32"),
+            keras.layers.Embedding(1000, 4),
+            keras.layers.Flatten(),
+            keras.layers.Dense(3),
+        ]
+    )
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(True))
+    x = _STREAM.integers(0, 1000, (50, 5)).astype("int32")
+    result = measure(model, x, _Y, batch_size=16, steps=1)
+    # As a real worker sends them: each row of each example with its number.
+    rows = 16 * 5 * (4 * 4 + 4)
+    dense = 4 * (5 * 4 * 3 + 3)
+    whole = 4 * 1000 * 4 + dense
+    assert result.push_bytes == rows + dense
+    assert result.pull_bytes == whole
+    assert result.scaled(2).push_bytes == 2 * rows + dense
+
+    def pushed(text):
+        return result.traffic(registry.method(text).resolve(2), 1)[0]
+
+    assert pushed("sync") == [rows + dense]
+    assert pushed("dc_asgd:backups=worker") == [2 * (rows + dense)]
+    # These send weights, and a momentum that moves all rows.
+    assert pushed("parameter_averaging") == pushed("dana") == [whole]
+    history = simulate(lambda: model, (x, _Y), num_workers=1, batch_size=16)
+    assert history.push_bytes == result.push_bytes
 
 
 def test_what_a_step_assigns_is_found_without_a_backward_pass():

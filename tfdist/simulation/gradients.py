@@ -102,14 +102,7 @@ def assigned(model, data):
     """
     found = set()
 
-    def step(rows):
-        parameters, before = (
-            [tf.identity(variable.value) for variable in variables]
-            for variables in (
-                model.trainable_variables,
-                model.non_trainable_variables,
-            )
-        )
+    def note(parameters, before, rows):
         _, after = _forward(model, data, parameters, before, rows)
         found.update(
             place
@@ -117,9 +110,52 @@ def assigned(model, data):
             if pair[0] is not pair[1]
         )
 
+    _trace(model, data, note)
+    return found
+
+
+def row_bytes(model, data):
+    """Finds out which gradients are of some rows alone (`tf.IndexedSlices`).
+
+    For that it traces a forward and a backward pass.
+
+    Args:
+      model: The compiled `keras.Model`.
+      data: A `Data`.
+
+    Returns:
+      Dict of places in `model.trainable_variables` to the bytes of these rows
+      and of their numbers, where the batch's size tells how many there are.
+    """
+    found = {}
+
+    def note(parameters, state, rows):
+        gradients, _, _ = Gradients(model, data).build(parameters, state, rows)
+        for place, gradient in enumerate(gradients):
+            if isinstance(gradient, tf.IndexedSlices):
+                parts = [gradient.values, gradient.indices]
+                if all(part.shape.is_fully_defined() for part in parts):
+                    found[place] = num_bytes(parts)
+
+    _trace(model, data, note)
+    return found
+
+
+def _trace(model, data, note):
+    """Traces a step; `note` is given all values, and the rows of a batch."""
+
+    def step(rows):
+        parameters, state = (
+            [tf.identity(variable.value) for variable in variables]
+            for variables in (
+                model.trainable_variables,
+                model.non_trainable_variables,
+            )
+        )
+        note(parameters, state, rows)
+
     rows = tf.TensorSpec([data.batch_size], tf.int64)
     tf.function(step, autograph=False).get_concrete_function(rows)
-    return found
 
 
 def _clipping(optimizer):

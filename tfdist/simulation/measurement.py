@@ -32,12 +32,15 @@ class Variable(NamedTuple):
       dtype: Name, such as "float32".
       trainable: Whether gradients of it are pushed.
       is_fixed: Whether no step changes it, so that it is never sent.
+      row_bytes: Bytes of its gradient where that is of some rows alone, as of
+        an embedding; None: those of its value.
     """
 
     shape: tuple
     dtype: str = "float32"
     trainable: bool = True
     is_fixed: bool = False
+    row_bytes: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,19 +110,31 @@ class Measurement:
         """Bytes of a push and of a pull by server; see `of_exchanges`."""
         model = types.SimpleNamespace(variables=self.variables)
         fixed = {k for k, v in enumerate(self.variables) if v.is_fixed}
-        return traffic.of_exchanges(model, method, num_servers, fixed)
+        rows = {
+            k: v.row_bytes
+            for k, v in enumerate(self.variables)
+            if v.row_bytes is not None
+        }
+        return traffic.of_exchanges(model, method, num_servers, fixed, rows)
 
     def scaled(self, factor: float) -> "Measurement":
         """An estimate for a batch `factor` times as large.
 
-        Computing a gradient is taken to last `factor` times as long; an
-        update lasts as long, and as many bytes are sent.
+        Computing a gradient is taken to last `factor` times as long, and to
+        have `factor` times as many rows of embeddings; an update lasts as
+        long, and of all else as many bytes are sent.
         """
         return dataclasses.replace(
             self,
             batch_size=int(round(self.batch_size * factor)),
             compute_seconds=[factor * s for s in self.compute_seconds],
             step_seconds=self.step_seconds + (factor - 1) * self.compute,
+            variables=[
+                v
+                if v.row_bytes is None
+                else v._replace(row_bytes=round(factor * v.row_bytes))
+                for v in self.variables
+            ],
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -187,13 +202,20 @@ def measure(
     if step_seconds is not None:
         compute, whole = [step_seconds], [step_seconds]
     fixed = traffic.fixed_places(model, data)
+    rows = traffic.rows_pushed(model, data)
     return Measurement(
         batch_size=batch_size,
         compute_seconds=compute,
         update_seconds=float(np.median(update)),
         step_seconds=float(np.median(whole)),
         variables=[
-            Variable(tuple(v.shape), str(v.dtype), v.trainable, k in fixed)
+            Variable(
+                tuple(v.shape),
+                str(v.dtype),
+                v.trainable,
+                k in fixed,
+                rows.get(k),
+            )
             for k, v in enumerate(model.variables)
         ],
     )

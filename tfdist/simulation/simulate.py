@@ -180,7 +180,11 @@ def simulate(
     )
     model = training_loop.make_model(model_fn, seed, method)
     push, pull = traffic.of_exchanges(
-        model, method, num_servers, traffic.fixed_places(model, data)
+        model,
+        method,
+        num_servers,
+        traffic.fixed_places(model, data),
+        traffic.rows_pushed(model, data),
     )
     fetch = traffic.of_fetches(model, num_servers)
     schedule = Schedule(

@@ -106,7 +106,11 @@ def replay(
         servers = set(by_variable)
     source = RecordedSchedule(method, trace, shares, servers)
     push, pull = traffic.of_exchanges(
-        model, method, trace.num_servers, traffic.fixed_places(model, data)
+        model,
+        method,
+        trace.num_servers,
+        traffic.fixed_places(model, data),
+        traffic.rows_pushed(model, data),
     )
     return training_loop.train(
         source,

@@ -5,6 +5,7 @@ import tensorflow as tf
 from tfdist.runtime.variables.sharding import ByteBalancer
 from tfdist.simulation.gradients import assigned
 from tfdist.simulation.gradients import num_bytes
+from tfdist.simulation.gradients import row_bytes
 from tfdist.simulation.virtual_local_steps import slots_of
 
 
@@ -31,7 +32,25 @@ def fixed_places(model, data):
     }
 
 
-def of_exchanges(model, method, num_servers, fixed):
+def rows_pushed(model, data):
+    """Bytes of gradients that are of some rows alone, such as an embedding's.
+
+    Args:
+      model: The compiled `keras.Model`.
+      data: A `Data`.
+
+    Returns:
+      Dict of places in `model.variables` to the bytes of a push.
+    """
+    places = {id(v): place for place, v in enumerate(model.variables)}
+    trainable = model.trainable_variables
+    return {
+        places[id(trainable[place])]: size
+        for place, size in row_bytes(model, data).items()
+    }
+
+
+def of_exchanges(model, method, num_servers, fixed, rows):
     """Bytes of a push and of a pull, by server.
 
     Args:
@@ -40,18 +59,21 @@ def of_exchanges(model, method, num_servers, fixed):
       num_servers: Servers, over which variables are spread as
         `ParameterServerStrategy` spreads them.
       fixed: Places in `model.variables` of those that are not sent.
+      rows: What `rows_pushed` returned.
 
     Returns:
       Two lists of ints.
     """
     push, pull = [0] * num_servers, [0] * num_servers
     beside = _averaged_slots(model, method)
+    if not _pushes_gradients(method):
+        rows = {}
     for place, variable, size, server in _placed(model, num_servers):
         if place in fixed:
             continue
         slots = round(size * beside) if variable.trainable else 0
         pull[server] += size + slots
-        push[server] += slots + size * (
+        push[server] += slots + rows.get(place, size) * (
             method.copies_per_push if variable.trainable else 1
         )
     return push, pull
@@ -72,6 +94,17 @@ def _placed(model, num_servers):
         if variable.trainable or tf.as_dtype(variable.dtype).is_floating:
             size = num_bytes([variable])
             yield place, variable, size, balancer.place(size)
+
+
+def _pushes_gradients(method):
+    """Whether workers push gradients as they are.
+
+    Local steps push weights or changes of them, and a momentum of the worker's
+    own (DANA's) is of all rows.
+    """
+    correction = method.correction
+    on_worker = correction is not None and correction.on_worker
+    return method.local_steps is None and not on_worker
 
 
 def _averaged_slots(model, method):
