@@ -13,6 +13,7 @@ from tfdist.cli import simulation_flags
 from tfdist.cli.main import main
 from tfdist.simulation import comparison
 from tfdist.simulation.advise import OVERHEAD_SECONDS
+from tfdist.simulation.measurement import Variable
 from tfdist.simulation.verdict import MIN_SPEED_UP
 from tfdist.strategies import registry
 
@@ -158,6 +159,60 @@ def test_with_epochs_the_verdict_is_of_a_target(tmp_path, monkeypatch, capsys):
     assert rows["async"]["updates_to_target"] == 2.0
 
 
+@pytest.fixture
+def nothing_is_measured(monkeypatch):
+    """Measuring ends the command, as an interrupt does."""
+
+    def measure(*arguments, **settings):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(simulation, "measure", measure)
+
+
+@pytest.mark.usefixtures("nothing_is_measured")
+@pytest.mark.parametrize(
+    ("model", "strategies", "parts"),
+    [
+        ("constrained", "async,sync", ["'sync' does not fit", "constraints"]),
+        ("adam", "async,dana", ["'dana' does not fit", "SGD"]),
+    ],
+)
+def test_methods_that_cannot_train_the_model_are_refused_before_measuring(
+    tmp_path, capsys, model, strategies, parts
+):
+    own = own_model_and_data.write(tmp_path)
+    arguments = [f"--model={own}:{model}", f"--data={own}:pair"]
+    assert main(["advise", *arguments, f"--strategies={strategies}"]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("tfdist advise: error: Flag --strategies: ")
+    for part in parts:
+        assert part in message
+
+
+def test_of_the_default_methods_those_that_fit_the_model_are_tried(
+    tmp_path, capsys, monkeypatch
+):
+    fitting = []
+
+    def measure(*arguments, **settings):
+        variables = [Variable((8,))]
+        return simulation.Measurement(32, [0.1], 0.01, 0.1, variables)
+
+    def advised(*arguments, strategies, **settings):
+        fitting.extend(strategies)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(simulation, "measure", measure)
+    monkeypatch.setattr(simulation, "advise", advised)
+    own = own_model_and_data.write(tmp_path)
+    arguments = [f"--model={own}:constrained", f"--data={own}:pair"]
+    assert main(["advise", *arguments]) == 130
+    assert fitting == ["bounded_staleness", "async"]
+    text = " ".join(capsys.readouterr().out.split())
+    for name in ("sync", "backup_workers:backup_workers=1", "softsync"):
+        assert f"Left out: '{name}' does not fit the model" in text
+
+
 WRONG = {
     "sandblaster": (
         ["--strategies=sandblaster"],
@@ -165,6 +220,10 @@ WRONG = {
     ),
     "workers": (["--num_workers=2,two"], ["--num_workers", "2,two"]),
     "strategy": (["--strategies=sink"], ["--strategies", "sync", "'sink'"]),
+    "twice": (
+        ["--strategies=async,async"],
+        ["--strategies=async,async", "each method once"],
+    ),
     "setting": (
         ["--strategies=backup_workers:backup_workers=2", "--num_workers=2"],
         ["--strategies", "backup_workers", "2"],

@@ -25,6 +25,19 @@ def adam():
     return changed
 
 
+def constrained():
+    changed = keras.Sequential(
+        [
+            keras.Input((3,)),
+            keras.layers.Dense(
+                2, activation="softmax", kernel_constraint="non_neg"
+            ),
+        ]
+    )
+    changed.compile("sgd", "sparse_categorical_crossentropy")
+    return changed
+
+
 def ftrl():
     changed = model()
     changed.compile("ftrl", "sparse_categorical_crossentropy")

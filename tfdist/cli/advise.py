@@ -122,6 +122,7 @@ def main(argv: Sequence[str]) -> int:
     simulation = user_function.import_quietly("tfdist.simulation")
     arguments, undisturbed = _cluster_arguments(values, counts, simulation)
     _check_strategies(values, counts, simulation)
+    _check_model(values, counts, trained)
     if values.epochs:
         trained.check_workers(max(counts))
     progress = simulation_flags.show_progress(values)
@@ -260,6 +261,17 @@ def _check_strategies(
     values: flags.FlagValues, counts: Sequence[int], simulation: Any
 ) -> None:
     """Refuses, before anything is measured, what would fail after it."""
+    tried = [
+        option
+        for text in values.strategies
+        for option in registry.variants(text, max(counts))
+    ]
+    usage.check(
+        len(tried) == len(set(tried)),
+        "strategies",
+        "have each method once",
+        ",".join(values.strategies),
+    )
     for text in values.strategies:
         if not registry.variants(text, max(counts)):
             least = itertools.count(max(counts))
@@ -281,6 +293,26 @@ def _check_strategies(
                 "Flag --strategies must be methods that fit --num_workers. "
                 f"Received: {text}: {error}"
             ) from error
+
+
+def _check_model(
+    values: flags.FlagValues,
+    counts: Sequence[int],
+    trained: model_and_data.ModelAndData,
+) -> None:
+    """Refuses methods that cannot train the model; leaves out default ones."""
+    models, fitting = {}, []
+    for text in values.strategies:
+        try:
+            for option in registry.variants(text, max(counts)):
+                method_checks.check_model(option, max(counts), trained, models)
+        except ValueError as error:
+            if values["strategies"].present:
+                raise usage.UsageError(f"Flag --strategies: {error}") from error
+            print(textwrap.fill(f"Left out: {error}", 79))
+        else:
+            fitting.append(text)
+    values.strategies = fitting
 
 
 def _write(path: str, figures: dict[str, Any]) -> None:

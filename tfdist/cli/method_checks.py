@@ -1,6 +1,7 @@
 """Methods that flags name: loads their modules, and checks that they fit."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from absl import flags
 
@@ -60,10 +61,10 @@ def check(
     from tfdist.simulation import comparison
 
     trained.check_workers(max(num_workers))
-    models = {}  # By the momentum of their optimizers.
+    models = {}
     for text in texts:
         try:
-            method, rest = comparison.with_momentum(text, trained.momentum)
+            method, _ = comparison.with_momentum(text, trained.momentum)
         except (TypeError, ValueError) as error:
             raise usage.UsageError(f"Flag --{flag}: {error}") from error
         try:
@@ -73,12 +74,37 @@ def check(
             raise usage.UsageError(
                 f"Flag --{flag} must fit --num_workers: {error}"
             ) from error
-        if rest not in models:
-            models[rest] = trained.model_fn_of(trained.learning_rate, rest)()
         try:
-            comparison.check_fits(method, max(num_workers), models[rest])
+            check_model(text, max(num_workers), trained, models)
         except ValueError as error:
             raise usage.UsageError(f"Flag --{flag}: {error}") from error
+
+
+def check_model(
+    text: str,
+    num_workers: int,
+    trained: model_and_data.ModelAndData,
+    models: dict[float, Any],
+) -> None:
+    """Refuses a method that cannot train the model.
+
+    Args:
+        text: the method.
+        num_workers: the most workers that it is to have.
+        trained: what it is to train.
+        models: those that were made so far, by the momentum of their
+            optimizers.
+
+    Raises:
+        ValueError: with the method, and the reason.
+    """
+    from tfdist.simulation import comparison
+
+    method, momentum = comparison.with_momentum(text, trained.momentum)
+    if momentum not in models:
+        make = trained.model_fn_of(trained.learning_rate, momentum)
+        models[momentum] = make()
+    comparison.check_fits(method, num_workers, models[momentum])
 
 
 def check_cluster(values: flags.FlagValues, texts: Sequence[str]) -> None:
