@@ -10,6 +10,7 @@ from tests.simulation.comparison_test import small_model
 from tfdist import simulation
 from tfdist.correction import DANA
 from tfdist.simulation import comparison
+from tfdist.strategies import registry
 
 
 class OwnStep(keras.Model):
@@ -146,23 +147,48 @@ def test_what_servers_refuse_is_refused_here(strategy):
     def averaged():
         return keras.optimizers.SGD(0.1, use_ema=True)
 
-    with pytest.raises(ValueError, match="use_ema"):
-        simulation.simulate(
-            quadratic.model_fn(averaged),
-            (quadratic.X, quadratic.Y),
-            strategy,
-            num_workers=2,
-            batch_size=4,
-        )
+    models = {
+        "refuse use_ema: .* Use async, or": quadratic.model_fn(averaged),
+        "constraints of .*kernel": _constrained,
+        "a MultiOptimizer: .* bounded_staleness": quadratic.model_fn(_parts),
+    }
+    for message, model_fn in models.items():
+        with pytest.raises(ValueError, match=message):
+            simulation.simulate(
+                model_fn,
+                (quadratic.X, quadratic.Y),
+                strategy,
+                num_workers=2,
+                batch_size=4,
+            )
 
-    with pytest.raises(ValueError, match="constraints of .*kernel"):
-        simulation.simulate(
-            _constrained,
-            (quadratic.X, quadratic.Y),
-            strategy,
-            num_workers=2,
-            batch_size=4,
-        )
+
+def _parts():
+    one = keras.optimizers.SGD(0.1)
+    return keras.optimizers.MultiOptimizer(lambda _: one)
+
+
+@pytest.mark.parametrize(
+    ("method", "num_workers", "is_refused"),
+    [
+        ("bounded_staleness", 2, True),
+        ("bounded_staleness", 1, False),
+        ("dc_asgd", 2, True),
+        ("async", 2, False),
+        # It corrects on the workers.
+        ("dana:variant=slim", 2, False),
+    ],
+)
+def test_averages_of_weights_need_to_see_each_update(
+    method, num_workers, is_refused
+):
+    model = quadratic.model_fn(lambda: keras.optimizers.SGD(use_ema=True))()
+    method = registry.method(method)
+    if not is_refused:
+        comparison.check_fits(method, num_workers, model)
+        return
+    with pytest.raises(ValueError, match="several updates .*Use async, or"):
+        comparison.check_fits(method, num_workers, model)
 
 
 def _constrained_softmax(learning_rate=None, momentum=0.0):

@@ -254,7 +254,7 @@ def check_fits(method, num_workers, model=None):
     try:
         resolved = method.resolve(num_workers)
         if model is not None:
-            _check_model(model, resolved)
+            _check_model(model, resolved, num_workers)
     except ValueError as error:
         raise ValueError(
             f"{method.name!r} does not fit num_workers={num_workers}: {error}"
@@ -288,13 +288,13 @@ def check_arguments(
     construction.portions(method, "chief", work, portions_per_worker)
 
 
-def _check_model(model, method):
+def _check_model(model, method, num_workers):
     """Refuses a model that a method, resolved, cannot train."""
     exchange, _ = as_exchange(method)
     if exchange is not None:
         flat_run.check_model(model, exchange)
         return
-    training_loop.check_model(model, method)
+    training_loop.check_model(model, method, num_workers)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -349,8 +349,9 @@ def _check_settings(settings, data, model_fn_of, learning_rate, arguments):
         failures = setting.cluster["failures"]
         failures_lib.check(failures, count)
         check_arguments(setting.method, failures=failures, **arguments)
-    # Once for each method: what it says does not depend on the number.
+    # Once for each method, with the most workers: one alone may be taken.
     models = {}
+    settings = sorted(settings, key=lambda s: s.num_workers)
     for setting in {s.method.name: s for s in settings}.values():
         momentum = setting.momentum
         if momentum not in models:

@@ -7,6 +7,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist import model_optimizers
+
 _BATCH_OF_VALIDATION = 1024
 _MOST_ORDERS = 8
 
@@ -205,13 +207,16 @@ def refused_as_model():
         ) from error
 
 
-def check_model(model, averages=False, takes_local_steps=False):
+def check_model(
+    model, averages=False, takes_local_steps=False, may_apply_several=False
+):
     """Refuses what the simulator cannot train, or servers would not.
 
     Args:
       model: What `model_fn` returned.
       averages: Whether updates are made of several gradients.
       takes_local_steps: Whether workers have weights of their own.
+      may_apply_several: Whether servers may apply several updates at once.
 
     Raises:
       TypeError: It is no Keras model.
@@ -254,13 +259,27 @@ def check_model(model, averages=False, takes_local_steps=False):
                 "which differ between workers with local steps. Leave it out."
             )
         return
+    uses_ema = model_optimizers.averages_weights(model)
     constrained = [
         v.path for v in model.trainable_variables if v.constraint is not None
     ]
-    if averages and (optimizer.use_ema or constrained):
-        what = f"constraints of {constrained}" if constrained else "use_ema"
+    # One that has others for some variables each, a `MultiOptimizer`.
+    has_parts = hasattr(optimizer, "optimizers")
+    if averages and (uses_ema or constrained or has_parts):
+        what, others = "use_ema", "async"
+        if not uses_ema:
+            others = "async or bounded_staleness"
+            what = f"constraints of {constrained}"
+            if not constrained:
+                what = f"a {type(optimizer).__name__}"
         raise ValueError(
             f"Methods whose updates are means of gradients refuse {what}: "
             "every worker would change the variables for each update of all "
-            "of them. Use async or bounded_staleness, or leave it out."
+            f"of them. Use {others}, or leave it out."
+        )
+    if may_apply_several and uses_ema:
+        raise ValueError(
+            "Methods that may apply several updates at once (all with servers "
+            "but async without a correction on them) refuse use_ema, which "
+            "has to see the weights after each. Use async, or leave it out."
         )

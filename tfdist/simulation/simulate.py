@@ -178,7 +178,7 @@ def simulate(
     shares = arguments.shares(
         data.num_batches, epochs, num_workers, method, work, portions_per_worker
     )
-    model = training_loop.make_model(model_fn, seed, method)
+    model = training_loop.make_model(model_fn, seed, method, num_workers)
     push, pull = traffic.of_exchanges(
         model,
         method,

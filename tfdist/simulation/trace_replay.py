@@ -99,7 +99,9 @@ def replay(
     shares = _shares(method, trace, data)
     placement = Placement(trace.num_servers)
     with placement.watching():
-        model = training_loop.make_model(model_fn, seed, method)
+        model = training_loop.make_model(
+            model_fn, seed, method, trace.num_workers
+        )
     servers, by_variable = {0}, None
     if _asks_servers_apart(trace):
         by_variable = placement.of(model)

@@ -16,7 +16,7 @@ from tfdist.simulation.epoch_evaluator import EpochEvaluator
 from tfdist.simulation.training import Training
 
 
-def make_model(model_fn, seed, method):
+def make_model(model_fn, seed, method, num_workers):
     """The model to be trained.
 
     Args:
@@ -24,6 +24,7 @@ def make_model(model_fn, seed, method):
         `keras.Model`.
       seed: Of its initial weights.
       method: The `Method` that it is trained with, resolved.
+      num_workers: Number of workers.
 
     Raises:
       TypeError: It returns no Keras model.
@@ -31,16 +32,17 @@ def make_model(model_fn, seed, method):
     """
     keras.utils.set_random_seed(seed)
     model = model_fn()
-    check_model(model, method)
+    check_model(model, method, num_workers)
     return model
 
 
-def check_model(model, method):
+def check_model(model, method, num_workers):
     """Refuses a model that a method with servers cannot train.
 
     Args:
       model: What `model_fn` returned.
       method: A `Method`, resolved.
+      num_workers: Number of workers.
 
     Raises:
       TypeError: It is no Keras model.
@@ -50,6 +52,7 @@ def check_model(model, method):
         model,
         method.synchronization.averages,
         takes_local_steps=method.local_steps is not None,
+        may_apply_several=method.needs_order and num_workers > 1,
     )
     if method.local_steps is not None:
         with data_lib.refused_as_model():
