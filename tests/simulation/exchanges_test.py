@@ -341,6 +341,28 @@ def test_nobody_waits_for_a_worker_that_has_less_data(exchange, steps):
     np.testing.assert_allclose(weights, -DYADIC * steps, rtol=1e-6)
 
 
+def test_a_worker_without_more_data_applies_what_others_send():
+    history = simulation.simulate(
+        constant_fn,
+        ONES,
+        PeerExchange(),
+        num_workers=2,
+        compute=simulation.SlowWorkers(simulation.Constant(1.0), {1: 10}),
+        validation_data=ONES,
+        evaluate_every=1 / 12,
+        **{**SHORT, "epochs": 1},
+    )
+    # Six steps each. The first worker has made its own after 6 s; at each of
+    # the other's from 10 s on it has the others but the one under way, which
+    # after the last one it is evaluated with.
+    applied = {
+        row["seconds"]: row["loss"] / (-3 * DYADIC)
+        for row in history.evaluations
+        if row["seconds"] > 6
+    }
+    assert applied == {10: 6, 20: 7, 30: 8, 40: 9, 50: 10, 60: 12}
+
+
 def test_updates_that_wait_for_a_link_are_sent_as_one_vector():
     dense = 4 * quadratic.SIZE
     arguments = dict(SHORT, num_workers=3, seed=1)

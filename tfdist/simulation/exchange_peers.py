@@ -18,7 +18,7 @@ class PeerExchange(VirtualExchange):
     and what is decoded is applied, times the rate, by all. Without a codec it
     is `w - w'`, and so it is at rate 0, where the residual stays as it is. A
     step that changes nothing sends nothing. Before its next step a worker
-    applies what has arrived.
+    applies what has arrived; one that has no more data, when it arrives.
 
     One message at a time is under way from a worker to another. What waits
     meanwhile goes together next, as messages, or as one vector where that has
@@ -91,13 +91,16 @@ class _Player(Player):
         # (waiting, count) that have arrived, and are not applied yet.
         self._inboxes = [[] for _ in self.workers]
         self._seen = [0] * len(self.workers)
+        self._has_ended = [False] * len(self.workers)
+        # Whether those have applied anything since a step was done.
+        self._has_changed = False
 
     def seen(self, worker):
         return self._seen[worker]
 
     def start(self):
         for worker in self.workers:
-            self.run.begin(worker, self._weights[worker])
+            self._next(worker)
 
     def step(self, job, gradient):
         worker = job.worker
@@ -129,6 +132,7 @@ class _Player(Player):
             self._send(job.worker, update, scale, after)
         messages = self._receive(job.worker)
         self.run.done(job)
+        self._has_changed = False
         self.run.at(
             self.run.now + messages * self.exchange.decode_seconds,
             self._next,
@@ -151,7 +155,9 @@ class _Player(Player):
                 self._ship(lane)
 
     def _next(self, worker):
-        self.run.begin(worker, self._weights[worker])
+        if not self.run.begin(worker, self._weights[worker]):
+            self._has_ended[worker] = True
+            self._receive_if_ended(worker)
 
     def _ship(self, lane):
         arrival = self.run.nodes.send(
@@ -164,8 +170,13 @@ class _Player(Player):
     def _arrive(self, lane, waiting, count):
         self._inboxes[lane.receiver].append((waiting, count))
         lane.is_busy = False
+        self._receive_if_ended(lane.receiver)
         if lane.waiting:
             self._ship(lane)
+
+    def _receive_if_ended(self, worker):
+        if self._has_ended[worker] and self._receive(worker):
+            self._has_changed = True
 
     def _receive(self, worker):
         """Applies what has arrived; returns the number of messages."""
@@ -179,7 +190,7 @@ class _Player(Player):
         return messages
 
     def end(self):
-        return sum(self._receive(worker) for worker in self.workers) > 0
+        return self._has_changed
 
     def center(self):
         return self._weights[0], self.slots[0]
