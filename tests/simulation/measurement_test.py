@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist.sandblaster import LBFGS
 from tfdist.simulation import Measurement
 from tfdist.simulation import Method
 from tfdist.simulation import data
@@ -70,6 +71,17 @@ def test_measuring_leaves_the_model_as_it_was(trained):
     assert result.update_seconds > 0 and result.step_seconds > 0
     assert result.examples_per_second == 16 / result.step_seconds
     model.fit(_X, _Y, verbose=0)  # It can still be trained.
+
+
+def test_a_model_with_lbfgs_is_measured_without_its_steps():
+    optimizer = LBFGS(memory=3)
+    model = build(optimizer)
+    before = model.get_weights()
+    result = measure(model, _X, _Y, batch_size=16, steps=1)
+    assert result.compute > 0 and result.update_seconds > 0
+    assert model.optimizer is optimizer
+    for old, new in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
 
 
 def test_bytes_are_those_of_the_simulator():

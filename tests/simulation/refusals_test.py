@@ -9,6 +9,7 @@ from tests.simulation.comparison_test import small_data
 from tests.simulation.comparison_test import small_model
 from tfdist import simulation
 from tfdist.correction import DANA
+from tfdist.sandblaster import LBFGS
 from tfdist.simulation import comparison
 from tfdist.strategies import registry
 
@@ -140,6 +141,13 @@ def test_what_local_steps_refuse_is_refused_here():
             num_workers=2,
             batch_size=4,
         )
+
+
+@pytest.mark.parametrize("strategy", ["async", "easgd", "peer_to_peer"])
+def test_only_sandblaster_takes_lbfgs(strategy):
+    model = quadratic.model_fn(LBFGS)()
+    with pytest.raises(ValueError, match="use the method sandblaster"):
+        comparison.check_fits(registry.method(strategy), 2, model)
 
 
 @pytest.mark.parametrize("strategy", ["sync", "softsync:n=1"])

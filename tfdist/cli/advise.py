@@ -312,6 +312,9 @@ def _check_model(
             print(textwrap.fill(f"Left out: {error}", 79))
         else:
             fitting.append(text)
+    usage.check(
+        bool(fitting), "model", "be one that a method fits", values.model
+    )
     values.strategies = fitting
 
 

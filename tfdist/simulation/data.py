@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import model_optimizers
+from tfdist.sandblaster import lbfgs
 
 _BATCH_OF_VALIDATION = 1024
 _MOST_ORDERS = 8
@@ -205,6 +206,19 @@ def refused_as_model():
             "Argument `model_fn` must return a model that the strategy "
             f"takes. {error}"
         ) from error
+
+
+def check_takes_steps(model):
+    """Refuses an optimizer that has no step of one batch.
+
+    Raises:
+      ValueError: It is `LBFGS`.
+    """
+    if isinstance(model.optimizer, lbfgs.LBFGS):
+        raise ValueError(
+            "LBFGS has no step of one batch: use the method sandblaster, or "
+            "another optimizer."
+        )
 
 
 def check_model(

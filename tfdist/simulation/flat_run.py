@@ -118,6 +118,7 @@ def check_model(model, exchange):
       ValueError: With the reason.
     """
     data_lib.check_model(model, takes_local_steps=True)
+    data_lib.check_takes_steps(model)
     strategy = exchange.strategy_among_peers
     if strategy is None:
         return

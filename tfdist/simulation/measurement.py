@@ -15,6 +15,7 @@ import tqdm
 
 from tfdist import checks
 from tfdist import one_replica
+from tfdist.sandblaster import lbfgs
 from tfdist.simulation import data as data_lib
 from tfdist.simulation import traffic
 from tfdist.simulation.gradients import loss_of
@@ -195,7 +196,7 @@ def measure(
     data = data_lib.Data((x, y), batch_size, shuffle=False)
     full = data.num_examples // batch_size
     batches = [data.take(data.rows(k))[:2] for k in range(min(full, steps))]
-    with _as_it_was(model):
+    with _with_steps(model), _as_it_was(model):
         compute, update, whole = _times(
             model, batches, steps, step_seconds is None, progress
         )
@@ -265,6 +266,21 @@ def _timed(function, *arguments):
     # An accelerator computes after the call has returned.
     tf.test.experimental.sync_devices()
     return time.perf_counter() - begin, result
+
+
+@contextlib.contextmanager
+def _with_steps(model):
+    """Scope in which an `LBFGS`, which has no step of one batch, is an SGD.
+
+    That adds a multiple of one vector to the parameters, and so does L-BFGS.
+    """
+    optimizer = model.optimizer
+    if isinstance(optimizer, lbfgs.LBFGS):
+        model.optimizer = keras.optimizers.SGD()
+    try:
+        yield
+    finally:
+        model.optimizer = optimizer
 
 
 @contextlib.contextmanager

@@ -54,6 +54,7 @@ def check_model(model, method, num_workers):
         takes_local_steps=method.local_steps is not None,
         may_apply_several=method.needs_order and num_workers > 1,
     )
+    data_lib.check_takes_steps(model)
     if method.local_steps is not None:
         with data_lib.refused_as_model():
             model_optimizers.check_adds_updates(
