@@ -247,7 +247,8 @@ def test_by_default_there_are_rates_to_choose_from(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(simulation, "compare", compare_nothing)
-    for model in ("model", "scheduled"):
+    models = ("model", "scheduled", "rate_function", "several_optimizers")
+    for model in models:
         status = main(
             [
                 "compare",
@@ -259,7 +260,7 @@ def test_by_default_there_are_rates_to_choose_from(tmp_path, monkeypatch):
             ]
         )
         assert status == 130
-    assert given == [[0.025, 0.25 / 3, 0.25], [None]]
+    assert given == [[0.025, 0.25 / 3, 0.25], [None], [None], [None]]
 
 
 def test_help_names_every_flag(capsys):

@@ -53,6 +53,24 @@ def scheduled():
     return changed
 
 
+def rate_function():
+    changed = model()
+    changed.compile(
+        keras.optimizers.SGD(lambda: 0.1), "sparse_categorical_crossentropy"
+    )
+    return changed
+
+
+def several_optimizers():
+    changed = model()
+    one = keras.optimizers.SGD(0.1)
+    changed.compile(
+        keras.optimizers.MultiOptimizer(lambda _: one),
+        "sparse_categorical_crossentropy",
+    )
+    return changed
+
+
 ALWAYS = model()
 
 

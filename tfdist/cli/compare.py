@@ -161,7 +161,8 @@ def main(argv: Sequence[str]) -> int:
     usage.check(
         not learning_rates or trained.learning_rate is not None,
         "learning_rates",
-        "not be given for --model: its optimizer has a schedule of its own",
+        "not be given for --model: its optimizer has a schedule of its own, a "
+        "function, or several optimizers",
         ",".join(values.learning_rates),
     )
     method_checks.check("strategies", values.strategies, num_workers, trained)

@@ -29,7 +29,7 @@ class ModelAndData:
         validation: others.
         batch_size: examples of one gradient.
         learning_rate: that of `--learning_rate`, else its own; `None` if
-            that is a schedule.
+            that is a schedule, a function, or one of several.
         momentum: that of `--momentum`, else its own; `None` if nobody says.
     """
 
@@ -50,7 +50,7 @@ class ModelAndData:
     def learning_rates(self) -> list[float | None]:
         """Rates to choose from; with many workers or momentum less is better.
 
-        None alone where the model has a schedule.
+        None alone where the model's own is no number.
         """
         if self.learning_rate is None:
             return [None]
@@ -135,7 +135,7 @@ def _own(values: flags.FlagValues) -> ModelAndData:
     model = _checked_model(values, make_model())
     optimizer = model.optimizer
     its_rate = its_momentum = None
-    if not _has_schedule(optimizer):
+    if not _has_own_rate(optimizer):
         its_rate = float(optimizer.learning_rate)
     if getattr(optimizer, "momentum", 0):
         its_momentum = float(optimizer.momentum)
@@ -176,19 +176,28 @@ def _check_fits(
         ) from error
 
 
-def _has_schedule(optimizer: Any) -> bool:
+def _has_own_rate(optimizer: Any) -> bool:
+    """Whether its rate is no number that can be set.
+
+    A `MultiOptimizer` has several.
+    """
     from tfdist import private_keras
 
-    return private_keras.learning_rate_schedule(optimizer) is not None
+    return (
+        hasattr(optimizer, "optimizers")
+        or private_keras.has_rate_function(optimizer)
+        or private_keras.learning_rate_schedule(optimizer) is not None
+    )
 
 
 def _check_settable(optimizer: Any, name: str, value: float) -> None:
     kind = type(optimizer).__name__
     if name == "learning_rate":
         usage.check(
-            not _has_schedule(optimizer),
+            not _has_own_rate(optimizer),
             name,
-            f"not be given for --model: its {kind} has a schedule of its own",
+            f"not be given for --model: its {kind} has a schedule of its own, "
+            "a function, or several optimizers",
             value,
         )
     else:
@@ -219,7 +228,7 @@ def _setter(
             )
             last = model
             optimizer = model.optimizer
-            if learning_rate is not None and not _has_schedule(optimizer):
+            if learning_rate is not None and not _has_own_rate(optimizer):
                 optimizer.learning_rate = learning_rate
             if hasattr(optimizer, "momentum"):
                 optimizer.momentum = momentum
