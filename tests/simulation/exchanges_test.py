@@ -382,6 +382,24 @@ def test_updates_that_wait_for_a_link_are_sent_as_one_vector():
     assert slow.link_bytes[:3].max() <= 3 * 2 * dense
 
 
+@pytest.mark.parametrize(
+    "exchange", [PeerExchange(), GossipExchange()], ids=lambda e: e.name
+)
+def test_the_overhead_of_an_exchange_lengthens_each_step(exchange):
+    history = simulation.simulate(
+        constant_fn,
+        ONES,
+        exchange,
+        num_workers=2,
+        compute=simulation.Constant(1.0),
+        network=simulation.Network(overhead_seconds=0.5),
+        **SHORT,
+    )
+    # Twelve steps of each of two workers.
+    assert history.seconds == 12 * 1.5
+    assert history.utilization == 12 / 18
+
+
 @pytest.mark.nightly
 def test_encoding_and_decoding_take_virtual_time():
     def seconds(exchange):

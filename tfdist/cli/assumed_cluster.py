@@ -53,8 +53,7 @@ def make(
     if values.model is None:
         overhead = (values.overhead_ms or 0.0) / 1e3
         network = dataclasses.replace(
-            cluster.network,
-            latency_seconds=cluster.network.latency_seconds + overhead / 2,
+            cluster.network, overhead_seconds=overhead
         )
         return AssumedCluster(
             {**cluster.arguments, "network": network},

@@ -100,7 +100,7 @@ class VirtualEvaluations:
         self._patience = strategy.backup_after
         self._compute = compute
         self._links = Links(network, num_workers, num_bytes, num_bytes)
-        self._latency = network.latency_seconds
+        self._latency = network.latency_seconds + network.overhead_seconds / 2
         self._server_seconds = network.server_seconds
         self._worker_timeout = worker_timeout
         self._streams = [

@@ -240,6 +240,7 @@ class FlatRun:
             batch = self._shares.next(worker)
         if batch is None:
             return False
+        began = self.now + self.network.overhead_seconds
         job = Job(
             number=len(self._jobs),
             worker=worker,
@@ -247,7 +248,7 @@ class FlatRun:
             batch=batch,
             pulled=self._player.seen(worker),
             pulling=self.now,
-            began=self.now,
+            began=began,
         )
         self._jobs.append(job)
         seconds = self._compute.draw(
@@ -255,7 +256,7 @@ class FlatRun:
         )
         self._steps[worker] += 1
         self._begun[job.number] = weights, self.states[worker], batch
-        self._events.at(self.now + seconds, self._step, job)
+        self._events.at(began + seconds, self._step, job)
         return True
 
     def count(self, update):

@@ -23,6 +23,8 @@ class Network:
       server_bandwidth_gbps: Of each server's link; None: as the workers'.
       server_seconds: That a server takes for each update, one after the
         other, before it gives anybody the new parameters.
+      overhead_seconds: That an exchange takes a worker beside the network;
+        links are free meanwhile. Without servers, each step takes it.
 
     Raises:
       ValueError: A number is negative, or a bandwidth is 0.
@@ -32,9 +34,10 @@ class Network:
     bandwidth_gbps: float = math.inf
     server_bandwidth_gbps: float | None = None
     server_seconds: float = 0.0
+    overhead_seconds: float = 0.0
 
     def __post_init__(self):
-        for name in ("latency_seconds", "server_seconds"):
+        for name in ("latency_seconds", "server_seconds", "overhead_seconds"):
             checks.not_negative(f"Network: {name}", getattr(self, name))
         for name in ("bandwidth_gbps", "server_bandwidth_gbps"):
             value = getattr(self, name)
@@ -61,13 +64,16 @@ class Nodes:
       network: A `Network`.
       num_workers: Number of workers.
       num_servers: Number of servers.
+      overhead_seconds: Of two messages, beside the network.
 
     Attributes:
       bytes: `(machines, 2)`, what each has sent and received so far.
     """
 
-    def __init__(self, network, num_workers, num_servers=0):
-        self._latency = network.latency_seconds
+    def __init__(
+        self, network, num_workers, num_servers=0, overhead_seconds=0.0
+    ):
+        self._latency = network.latency_seconds + overhead_seconds / 2
         gbps = [network.bandwidth_gbps] * num_workers
         gbps += [network.server_gbps] * num_servers
         self._speeds = [value * 1e9 / 8 for value in gbps]
@@ -111,7 +117,10 @@ class Links:
         self._num_workers = num_workers
         self._push, self._pull = push_bytes, pull_bytes
         self._fetch = pull_bytes if fetch_bytes is None else fetch_bytes
-        self._nodes = Nodes(network, num_workers, len(push_bytes))
+        self._latency = network.latency_seconds + network.overhead_seconds / 2
+        self._nodes = Nodes(
+            network, num_workers, len(push_bytes), network.overhead_seconds
+        )
         # All servers make the same updates.
         self._free = 0.0
 
@@ -133,7 +142,7 @@ class Links:
 
     def ask(self, now):
         """A worker asks for parameters; when the servers have heard it."""
-        return now + self._network.latency_seconds
+        return now + self._latency
 
     def fetch(self, worker, now):
         """As `pull`, of parameters that a worker has asked for."""

@@ -68,8 +68,7 @@ class Cluster:
         network = self.network
         return dataclasses.replace(
             network,
-            # Workers wait for it and links do not: like a latency.
-            latency_seconds=network.latency_seconds + self.overhead_seconds / 2,
+            overhead_seconds=network.overhead_seconds + self.overhead_seconds,
             server_seconds=network.server_seconds
             or measurement.update_seconds / self.num_servers,
         )
@@ -154,8 +153,6 @@ def predict(measurement, strategy, num_workers, cluster):
     examples = len(counted) * measurement.batch_size / (end - begin)
     parts = _parts(num_workers, network, push, pull, computing, waiting)
     parts["servers' work"] *= updates / len(jobs)
-    parts["latency"] -= cluster.overhead_seconds
-    parts["overhead"] = cluster.overhead_seconds
     most_bytes = max(max(push), max(pull))
     return Prediction(
         method=method.name,
@@ -270,5 +267,6 @@ def _parts(num_workers, network, push, pull, computing, waiting):
         "servers' links": num_workers * busiest / server,
         "workers' links": (sum(push) + sum(pull)) / worker,
         "latency": 2 * network.latency_seconds,
+        "overhead": network.overhead_seconds,
         "servers' work": num_workers * network.server_seconds,
     }
