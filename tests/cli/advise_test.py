@@ -3,6 +3,7 @@
 import functools
 import json
 
+import numpy as np
 import pytest
 
 from tests.cli import own_model_and_data
@@ -10,6 +11,7 @@ from tests.simulation.histories import made
 from tfdist import simulation
 from tfdist.cli import advise
 from tfdist.cli import simulation_flags
+from tfdist.cli import virtual_cluster
 from tfdist.cli.main import main
 from tfdist.simulation import comparison
 from tfdist.simulation.advise import OVERHEAD_SECONDS
@@ -284,6 +286,44 @@ def test_defaults_are_those_of_the_library():
     assert flags["min_speed_up"].default == MIN_SPEED_UP
     assert flags["overhead_ms"].default is None
     assert simulation_flags.OVERHEAD_MS == 1e3 * OVERHEAD_SECONDS
+
+
+def test_a_step_of_one_machine_that_is_given_has_the_tail_too(
+    tmp_path, monkeypatch
+):
+    one_machine = []
+
+    def advised(*arguments, one_machine_seconds, **settings):
+        one_machine.append(one_machine_seconds)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(simulation, "advise", advised)
+    own = own_model_and_data.write(tmp_path)
+    arguments = [f"--model={own}:model", f"--data={own}:pair"]
+    arguments += ["--step_seconds=1", "--strategies=async"]
+    for more in ([], ["--compute=constant:0.5"]):
+        given = [*arguments, *more, "--tail=0.5:10"]
+        assert main(["advise", *given]) == 130
+    # Half of the steps take 10 s longer.
+    assert one_machine == [6.0, 6.0]
+
+
+def test_one_machine_is_the_fastest_of_recorded_workers(tmp_path, monkeypatch):
+    recorded = simulation.Recorded([[2.0, 4.0], [1.0, 3.0], [0.1]])
+
+    class Trace:
+        def compute(self):
+            return recorded
+
+    monkeypatch.setattr(simulation, "read_trace", lambda log_dir: Trace())
+    values = advise.define_flags()
+    values(["advise", f"--trace={tmp_path}", "--tail=0.5:10"])
+    # Two of them are simulated.
+    alone = virtual_cluster.make(values, [1, 2]).undisturbed
+    assert alone.mean(0) == 2.0 + 5.0
+    stream = np.random.default_rng(0)
+    drawn = [alone.draw(0, step, stream) % 10 for step in range(4)]
+    assert drawn == [1.0, 3.0, 1.0, 3.0]
 
 
 @pytest.mark.nightly

@@ -121,6 +121,8 @@ def main(argv: Sequence[str]) -> int:
     trained = model_and_data.make(values)
     simulation = user_function.import_quietly("tfdist.simulation")
     arguments, undisturbed = _cluster_arguments(values, counts, simulation)
+    nothing = simulation.Constant(0.0)
+    tail = virtual_cluster.make(values, counts, nothing).undisturbed
     _check_strategies(values, counts, simulation)
     _check_model(values, counts, trained)
     if values.epochs:
@@ -136,14 +138,13 @@ def main(argv: Sequence[str]) -> int:
         progress=progress,
     )
     overhead_seconds = simulation_flags.overhead_seconds(values)
-    one_machine = values.step_seconds
-    if one_machine is None:
-        # Of a machine that no flag makes slow.
-        one_machine = undisturbed.mean(0) + (
-            measurement.update_seconds
-            if assumed_cluster.is_given(values)
-            else measurement.step_seconds
-        )
+    # Of a machine that no flag makes slow.
+    if values.step_seconds is not None:
+        one_machine = values.step_seconds + tail.mean(0)
+    elif assumed_cluster.is_given(values):
+        one_machine = undisturbed.mean(0) + measurement.update_seconds
+    else:
+        one_machine = measurement.step_seconds + tail.mean(0)
     advice = simulation.advise(
         measurement,
         num_workers=counts,
@@ -231,8 +232,7 @@ def _cluster_arguments(
 ) -> tuple[dict[str, Any], Any]:
     """Returns the cluster, as arguments of `advise`, and a usual worker.
 
-    That is the `ComputeTime` of one that no flag names, beside what is
-    measured where that is what a step takes.
+    That is the `ComputeTime` that flags give to one that none of them names.
     """
     cluster = virtual_cluster.make(values, counts)
     compute, undisturbed = cluster.compute, cluster.undisturbed
@@ -241,8 +241,6 @@ def _cluster_arguments(
         def compute(measured: Any) -> Any:
             return virtual_cluster.make(values, counts, measured).compute
 
-        nothing = simulation.Constant(0.0)
-        undisturbed = virtual_cluster.make(values, counts, nothing).undisturbed
     else:
         usage.check(
             min(map(compute.mean, range(max(counts)))) > 0,

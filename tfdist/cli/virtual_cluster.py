@@ -24,7 +24,7 @@ class VirtualCluster:
         num_servers: servers.
         compute: a `ComputeTime`.
         undisturbed: the `ComputeTime` of a worker that no flag names, for
-            one machine alone.
+            one machine alone; of recorded workers that of the fastest.
         network: a `Network`.
         failures: `Failure`s.
         worker_timeout: seconds.
@@ -75,7 +75,7 @@ def make(
         probability, seconds = specs["tail"]
         extra = simulation.Constant(seconds)
         tail = [simulation.Sometimes(extra, probability)]
-    undisturbed = sum(tail, base)
+    undisturbed = sum(tail, _fastest(base, max(counts), simulation))
     if specs["slow"]:
         base = simulation.SlowWorkers(base, dict(specs["slow"]))
     compute = sum(tail, base)
@@ -103,6 +103,14 @@ def make(
         failures=failures,
         worker_timeout=values.worker_timeout,
     )
+
+
+def _fastest(base: Any, num_workers: int, simulation: Any) -> Any:
+    """Returns the times of the fastest worker where workers were recorded."""
+    if not isinstance(base, simulation.Recorded):
+        return base
+    fastest = min(range(num_workers), key=base.mean)
+    return simulation.Recorded([base.seconds[fastest % len(base.seconds)]])
 
 
 def check(values: flags.FlagValues) -> dict[str, Any]:
