@@ -12,6 +12,7 @@ from tfdist.simulation import Network
 from tfdist.simulation import SlowWorkers
 from tfdist.simulation import Sometimes
 from tfdist.simulation import advise
+from tfdist.simulation import remedies
 from tfdist.simulation import timing
 from tfdist.simulation.measurement import Variable
 from tfdist.simulation.prediction import Cluster
@@ -163,6 +164,36 @@ def test_latency_and_overhead_lengthen_each_step():
     found = played(measured(), "async", overhead_seconds=0.3)
     assert found["async"].speed_up == pytest.approx(1)
     assert found["async"].bound == "overhead"
+
+
+def found_change(change, network, target, **measurement):
+    return remedies.find(
+        change,
+        measured(**measurement),
+        registry.method("async"),
+        4,
+        Cluster(network=network, steps=20),
+        target,
+    )
+
+
+def test_more_servers_share_out_the_work_that_is_given():
+    # 5 updates per second; one machine makes 10.
+    network = Network(server_seconds=0.2)
+    remedy = found_change("num_servers", network, target=0.99)
+    assert remedy.value == 2
+    assert remedy.prediction.updates_per_second == pytest.approx(10)
+
+
+def test_faster_links_of_servers_alone_are_tried():
+    # 1 MB takes a second. One machine makes 10 updates per second.
+    network = Network(server_bandwidth_gbps=0.008)
+    remedy = found_change(
+        "bandwidth_gbps", network, target=0.39, floats=_MEGABYTE
+    )
+    assert remedy.value == 4 * 0.008
+    assert remedy.prediction.updates_per_second == pytest.approx(4, rel=0.02)
+    assert found_change("bandwidth_gbps", Network(), target=9) is None
 
 
 @pytest.mark.nightly

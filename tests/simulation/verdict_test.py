@@ -79,6 +79,8 @@ def test_changes_say_what_each_would_give():
     assert len(verdict.sentences(case(row("sync", 2.0)))) == 2
     none = said(2, case(row("sync", 1.0), chosen=None))
     assert "Neither" in none and "1.5 times" in none
+    # The network has no limit.
+    assert "faster network" not in none
     remedies = [
         Remedy("batch_size", 3200, row("sync", 2.5)),
         Remedy("bandwidth_gbps", 40.0, row("sync", 2.6)),

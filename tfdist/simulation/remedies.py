@@ -36,7 +36,8 @@ def find(change, measurement, method, num_workers, cluster, target):
 
     Args:
       change: One of `CHANGES`. "batch_size" is that of a worker, and computing
-        is taken to grow with it; "bandwidth_gbps" that of all links.
+        is taken to grow with it; "bandwidth_gbps" that of all links, and
+        more servers share an update out over them.
       measurement: A `Measurement`.
       method: A `Method`.
       num_workers: Number of workers.
@@ -51,7 +52,8 @@ def find(change, measurement, method, num_workers, cluster, target):
         "num_servers": _doublings(cluster.num_servers, _MOST_SERVERS),
         "num_workers": _doublings(num_workers, _MOST_WORKERS),
     }.get(change, _MOST_DOUBLINGS)
-    if change == "bandwidth_gbps" and math.isinf(network.bandwidth_gbps):
+    links = min(network.bandwidth_gbps, network.server_gbps)
+    if change == "bandwidth_gbps" and math.isinf(links):
         return None
 
     def changed(power):
@@ -66,17 +68,24 @@ def find(change, measurement, method, num_workers, cluster, target):
                     cluster, compute=SlowWorkers(cluster.compute, longer)
                 )
         elif change == "bandwidth_gbps":
-            value = factor * network.bandwidth_gbps
+            of_workers = factor * network.bandwidth_gbps
             of_servers = network.server_bandwidth_gbps
+            # Links without a limit are not what lacks.
+            value = factor * links if math.isinf(of_workers) else of_workers
             faster = dataclasses.replace(
                 network,
-                bandwidth_gbps=value,
+                bandwidth_gbps=of_workers,
                 server_bandwidth_gbps=of_servers and factor * of_servers,
             )
             changing = dataclasses.replace(cluster, network=faster)
         elif change == "num_servers":
             value = factor * cluster.num_servers
-            changing = dataclasses.replace(cluster, num_servers=value)
+            shared = dataclasses.replace(
+                network, server_seconds=network.server_seconds / factor
+            )
+            changing = dataclasses.replace(
+                cluster, num_servers=value, network=shared
+            )
         else:
             value = workers = factor * num_workers
         played = predict(measured, method, workers, changing)

@@ -5,6 +5,7 @@ reached.
 """
 
 import dataclasses
+import math
 
 from tfdist.simulation import remedies
 from tfdist.simulation.prediction import Cluster
@@ -212,17 +213,25 @@ def _shares(case):
 
 def _changes(case):
     """Says what would change the verdict, or make the cluster faster."""
+    network = case.cluster.network
+    all_links, servers_links = (
+        not math.isinf(gbps)
+        for gbps in (network.bandwidth_gbps, network.server_gbps)
+    )
     if not case.remedies:
         if case.chosen:
             return None
+        tried = all_links or servers_links
+        faster = "a faster network, " if tried else ""
         return (
-            "Neither a larger batch, a faster network, more servers nor more "
+            f"Neither a larger batch, {faster}more servers nor more "
             f"workers alone would make it {case.min_speed_up:g} times."
         )
+    whose = "servers with " if servers_links and not all_links else ""
     words = {
         "batch_size": "a batch of {:,} per worker (if computing takes longer "
         "in proportion; accuracy may suffer)",
-        "bandwidth_gbps": "links of {:g} Gbit/s",
+        "bandwidth_gbps": f"{whose}links of {{:g}} Gbit/s",
         "num_servers": "{} servers",
         "num_workers": "{} workers",
     }
