@@ -76,6 +76,24 @@ def test_a_server_makes_one_update_after_the_other():
     assert busy.pull(1, 11.0) == pytest.approx(11.0)
 
 
+def test_servers_hear_from_the_first_one_what_it_decides():
+    # The overhead is that of the worker's own messages.
+    network = Network(latency_seconds=0.25, overhead_seconds=0.5)
+    decided, alone, apart = (
+        Links(network, 1, [0] * servers, [0] * servers, is_decided=is_decided)
+        for servers, is_decided in ((2, True), (1, True), (2, False))
+    )
+    # From the worker to the second server, from that to the first one, back
+    # to the second, and to the worker.
+    assert decided.push(0, 1.0) == 1.0 + 2 * 0.25 + 0.25
+    assert decided.pull(0, 2.0) == 2.0 + 2 * 0.25 + 0.25
+    # Nobody decides over what is asked for in between.
+    assert decided.fetch(0, 3.0) == 3.0 + 0.25 + 0.25
+    for links_ in (alone, apart):
+        assert links_.push(0, 1.0) == 1.0 + 0.25 + 0.25
+        assert links_.pull(0, 2.0) == 2.0 + 0.25 + 0.25
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -108,12 +108,22 @@ class Links:
       pull_bytes: What a pull brings from each server, a list of ints.
       fetch_bytes: What a fetch between two pushes brings from each server, a
         list of ints; default: as a pull.
+      is_decided: Whether the first server decides over pushes. Then each other
+        one tells it of a push, and hears the decision before it replies.
     """
 
     def __init__(
-        self, network, num_workers, push_bytes, pull_bytes, fetch_bytes=None
+        self,
+        network,
+        num_workers,
+        push_bytes,
+        pull_bytes,
+        fetch_bytes=None,
+        is_decided=False,
     ):
         self._network = network
+        several = is_decided and len(push_bytes) > 1
+        self._to_first = network.latency_seconds if several else 0.0
         self._num_workers = num_workers
         self._push, self._pull = push_bytes, pull_bytes
         self._fetch = pull_bytes if fetch_bytes is None else fetch_bytes
@@ -125,10 +135,15 @@ class Links:
         self._free = 0.0
 
     def push(self, worker, now):
-        """A worker sends its gradient to all servers; when all have it."""
+        """A worker sends its gradient to all servers; when all have it.
+
+        Where the first one decides, when that knows it of all.
+        """
+        first = self._num_workers
         return max(
             self._nodes.send(worker, server, num_bytes, now)
-            for server, num_bytes in enumerate(self._push, self._num_workers)
+            + self._to_first * (server > first)
+            for server, num_bytes in enumerate(self._push, first)
         )
 
     def update(self, now):
@@ -138,7 +153,7 @@ class Links:
 
     def pull(self, worker, now):
         """All servers send fresh parameters; when the worker has them."""
-        return self._bring(self._pull, worker, now)
+        return self._bring(self._pull, worker, now, self._to_first)
 
     def ask(self, now):
         """A worker asks for parameters; when the servers have heard it."""
@@ -148,9 +163,14 @@ class Links:
         """As `pull`, of parameters that a worker has asked for."""
         return self._bring(self._fetch, worker, now)
 
-    def _bring(self, sizes, worker, now):
-        begins = max(now, self._free)
+    def _bring(self, sizes, worker, now, from_first=0.0):
+        begins, first = max(now, self._free), self._num_workers
         return max(
-            self._nodes.send(server, worker, num_bytes, begins)
-            for server, num_bytes in enumerate(sizes, self._num_workers)
+            self._nodes.send(
+                server,
+                worker,
+                num_bytes,
+                begins + from_first * (server > first),
+            )
+            for server, num_bytes in enumerate(sizes, first)
         )

@@ -152,6 +152,9 @@ def predict(measurement, strategy, num_workers, cluster):
     whole = jobs["decided"] - jobs["pulling"]
     examples = len(counted) * measurement.batch_size / (end - begin)
     parts = _parts(num_workers, network, push, pull, computing, waiting)
+    if method.needs_order and cluster.num_servers > 1:
+        # Servers tell the first one of a push, and hear what it decides.
+        parts["latency"] += 2 * cluster.network.latency_seconds
     parts["servers' work"] *= updates / len(jobs)
     most_bytes = max(max(push), max(pull))
     return Prediction(

@@ -80,7 +80,12 @@ class Schedule:
         self._shares = shares
         self._compute = compute
         self._links = Links(
-            network, num_workers, push_bytes, pull_bytes, fetch_bytes
+            network,
+            num_workers,
+            push_bytes,
+            pull_bytes,
+            fetch_bytes,
+            is_decided=method.needs_order,
         )
         self._ledger = InMemoryLedger(
             method.synchronization,
