@@ -247,6 +247,20 @@ def test_evaluations_of_methods_that_average_come_after_the_update():
     assert found == [(k, k * 6) for k in range(4)]
 
 
+def test_a_batch_that_is_computed_again_counts_once_in_an_epoch():
+    history = simulation.simulate(
+        quadratic.model_fn(),
+        (quadratic.X, quadratic.Y),
+        "backup_workers:backup_workers=1:on_drop=retry",
+        num_workers=3,
+        batch_size=quadratic.BATCH,
+        epochs=2,
+        compute=simulation.SlowWorkers(simulation.Constant(1.0), {2: 1.75}),
+    )
+    assert history.summary()["dropped"] > 0
+    assert history.evaluations[-1]["epoch"] == 2
+
+
 def test_training_ends_when_it_has_diverged():
     def build():
         return keras.optimizers.SGD(1e9)

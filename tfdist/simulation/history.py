@@ -42,9 +42,9 @@ class History:
       seconds: When the last thing happened.
       updates: Updates of the parameters.
       evaluations: List of dicts: `seconds`, `epoch` (gradients that were
-        decided over, in passes over the data), `updates`, `train_loss` (mean
-        since the evaluation before), and the model's loss and metrics on the
-        validation data.
+        decided over, in passes over the data; none whose batch is computed
+        again), `updates`, `train_loss` (mean since the evaluation before), and
+        the model's loss and metrics on the validation data.
       jobs: Every gradient, or push of several local steps, a structured array
         with the fields of `actions.Job`; NaN for times that never came.
       update_seconds: When each update was made, float vector.

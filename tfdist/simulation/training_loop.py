@@ -116,7 +116,12 @@ def train(
         validation = data_lib.of_validation(validation_data)
     training = Training(model, data, method, num_workers, chunk, placement)
     watch = _Watch(
-        model, training, data.num_batches, validation, evaluate_every
+        model,
+        training,
+        data.num_batches,
+        validation,
+        evaluate_every,
+        method.synchronization.retries,
     )
     bar = tqdm.tqdm(
         total=num_batches,
@@ -170,10 +175,13 @@ def _until(jobs, seconds):
 class _Watch:
     """Counts what happens, and evaluates."""
 
-    def __init__(self, model, training, num_batches, validation, every):
+    def __init__(
+        self, model, training, num_batches, validation, every, retries
+    ):
         self._model = model
         self._training = training
         self._validation = validation
+        self._retries = retries
         self.seconds = 0.0
         self.updates = []
         self.fetches = 0
@@ -187,9 +195,12 @@ class _Watch:
         is_entry = isinstance(action, LogEntry)
         if is_entry and action.count:
             self.updates.append(action.time)
-        # One that has died with its worker will be computed again.
+        # One that has died with its worker will be computed again, and so is
+        # each that is dropped where workers retry.
         is_decided = (is_entry and action.job is not None) or (
-            isinstance(action, Drop) and action.job.arrived is not None
+            isinstance(action, Drop)
+            and action.job.arrived is not None
+            and not self._retries
         )
         gradients = action.job.steps if is_decided else 0
         self.evaluator.count(gradients)
