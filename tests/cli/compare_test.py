@@ -12,9 +12,13 @@ import pytest
 from tests.cli import own_model_and_data
 from tests.simulation.histories import made
 from tfdist import simulation
+from tfdist.cli import assumed_cluster
 from tfdist.cli import compare
+from tfdist.cli import model_and_data
 from tfdist.cli.main import main
+from tfdist.exchange_record import ExchangeRecord
 from tfdist.simulation import comparison
+from tfdist.simulation.trace import Trace
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +139,38 @@ def test_workers_that_step_by_themselves_take_the_time_of_the_update(
     assert main(["compare", *arguments, f"--output_dir={tmp_path}"]) == 0
     alone = 0.004 if compute else 0.0042
     assert list(seconds.values()) == pytest.approx([alone, 0.003, 0.004, 0.004])
+
+
+@pytest.mark.parametrize(("local_steps", "seconds"), [(1, 0.014), (4, 0.003)])
+def test_recorded_local_steps_have_the_updates_in_them(
+    tmp_path, monkeypatch, local_steps, seconds
+):
+    record = ExchangeRecord(
+        **dict.fromkeys(
+            (field.name for field in dataclasses.fields(ExchangeRecord)), 0
+        )
+    )
+    record = dataclasses.replace(
+        record,
+        compute_seconds=0.012,
+        local_steps=local_steps,
+        pulled_by_server=(0,),
+    )
+    trace = Trace(((record, record),), ("steps-chief-0.jsonl",))
+    monkeypatch.setattr(simulation, "read_trace", lambda log_dir: trace)
+    monkeypatch.setattr(
+        simulation,
+        "measure",
+        lambda *_, **__: simulation.Measurement(4, [0.003], 0.002, 0.006, ()),
+    )
+    own = own_model_and_data.write(tmp_path)
+    values = compare.define_flags()
+    arguments = [f"--model={own}:model", f"--data={own}:pair"]
+    values(["compare", f"--trace={tmp_path}", *arguments])
+    trained = model_and_data.make(values)
+    cluster = assumed_cluster.make(values, trained, 2)
+    assert cluster.local_compute.mean(0) == pytest.approx(seconds)
+    assert cluster.single_compute.mean(0) == pytest.approx(seconds)
 
 
 @pytest.mark.nightly

@@ -142,7 +142,8 @@ def main(argv: Sequence[str]) -> int:
     if values.step_seconds is not None:
         one_machine = values.step_seconds + tail.mean(0)
     elif assumed_cluster.is_given(values):
-        one_machine = undisturbed.mean(0) + measurement.update_seconds
+        update = assumed_cluster.update_seconds(values, measurement)
+        one_machine = undisturbed.mean(0) + update
     else:
         one_machine = measurement.step_seconds + tail.mean(0)
     advice = simulation.advise(

@@ -72,7 +72,7 @@ def make(
     network = simulation.prediction.Cluster(
         cluster.num_servers, cluster.network, overhead_seconds=overhead
     ).full_network(measurement)
-    update = simulation.Constant(measurement.update_seconds)
+    update = simulation.Constant(update_seconds(values, measurement))
     if is_given(values):
         single = cluster.undisturbed + update
     else:
@@ -87,12 +87,27 @@ def make(
     return AssumedCluster(
         {**cluster.arguments, "network": network},
         single,
-        cluster.arguments["compute"] + update,
+        cluster.compute + update,
         describe(values, measurement, overhead)
         + " With local steps, peer_to_peer or gossip each step of a worker "
-        "takes its own optimizer "
-        f"{1e3 * measurement.update_seconds:.3g} ms more.",
+        f"takes its own optimizer {1e3 * update.seconds:.3g} ms more.",
     )
+
+
+def update_seconds(values: flags.FlagValues, measurement: Any) -> float:
+    """Returns how much longer a step is with an update by the worker itself.
+
+    What was recorded of local steps has their updates in it.
+
+    Args:
+        values: flags that `simulation_flags.check` accepts.
+        measurement: the `Measurement` of the model.
+    """
+    simulation = user_function.import_quietly("tfdist.simulation")
+    if values.trace is not None:
+        if simulation.read_trace(values.trace).has_local_steps:
+            return 0.0
+    return measurement.update_seconds
 
 
 def is_given(values: flags.FlagValues) -> bool:

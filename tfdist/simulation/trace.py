@@ -67,6 +67,11 @@ class Trace:
         """Whether a ledger decided over gradients, not each server alone."""
         return self.workers[0][0].arrival >= 0
 
+    @property
+    def has_local_steps(self) -> bool:
+        """Whether workers took several steps between two exchanges."""
+        return any(s.local_steps > 1 for steps in self.workers for s in steps)
+
     def where(self, worker: int, number: int) -> str:
         """Name of the step, for messages.
 
