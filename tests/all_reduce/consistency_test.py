@@ -10,6 +10,7 @@ import tfdist
 from tfdist.all_reduce import consistency
 from tfdist.all_reduce.consistency import Moment
 from tfdist.program_error import ProgramError
+from tfdist.saved_state import ModelMismatchError
 
 
 class Others:
@@ -68,6 +69,15 @@ def test_an_error_says_how_this_worker_trains():
             ValueError, match=f"^two .* settings, {epoch}or .* device.* GPU$"
         ):
             both.adopt(moment, [tf.Variable(1.0)], "variables on GPU")
+
+
+@pytest.mark.parametrize("column", [1, 2])
+def test_values_of_another_number_of_variables_are_not_compared(column):
+    """Each worker would bring as many checksums, and wait for the others'."""
+    both = consistency.Consistency(Others(column, 4), ("one", "two"))
+    variables = [tf.Variable(1.0) for _ in range(3)]
+    with pytest.raises(ModelMismatchError, match="two trains another model"):
+        both.compare(Moment.END_OF_FIT, variables)
 
 
 class Chief(Others):

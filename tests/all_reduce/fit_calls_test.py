@@ -259,6 +259,27 @@ def test_steps_after_an_exception_come_after_the_end_of_its_fit(
     assert programs.weight_of(model) == -2.0
 
 
+def test_an_optimizer_made_after_an_exception_is_none_of_that_fit(monkeypatch):
+    """Else this worker would compare other variables than the others do."""
+    strategy = tfdist.AllReduceStrategy()
+    with strategy.scope():
+        model = programs.linear()
+    fit_that_fails(model, 2, on_train_batch_end=fail)
+    first, compared = model.optimizer, []
+    compare = strategy._engine.compare_model
+
+    def spy(moment, model):
+        compared.append(model.optimizer)
+        compare(moment, model)
+
+    monkeypatch.setattr(strategy._engine, "compare_model", spy)
+    with strategy.scope():
+        model.compile(keras.optimizers.SGD(0.5), programs.Mean())
+    assert compared == [first]
+    model.fit(programs.batches(np.ones(2)), verbose=0)
+    assert compared == [first, model.optimizer]
+
+
 @pytest.mark.parametrize(
     "moment",
     [

@@ -276,6 +276,27 @@ def a_loop_after_an_exception(strategy, worker):
     return weight_of(model)
 
 
+def another_optimizer_after_an_exception(strategy, worker):
+    """A model is compiled again, while the other worker ends its `fit`."""
+    with strategy.scope():
+        model = linear()
+
+    def fail(batch, logs=None):
+        if worker == 1 and batch == 1:
+            raise ZeroDivisionError
+
+    with contextlib.suppress(ZeroDivisionError):
+        model.fit(
+            batches(np.ones(4)),
+            verbose=0,
+            callbacks=[on(on_train_batch_end=fail)],
+        )
+    with strategy.scope():
+        model.compile(keras.optimizers.SGD(0.5), model.loss)
+    model.fit(batches(np.ones(2)), verbose=0)
+    return _counts(model)
+
+
 class Counts(keras.layers.Layer):
     """Counts its calls, whether it trains or not."""
 

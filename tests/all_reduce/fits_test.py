@@ -18,6 +18,8 @@ EXPECTED = {
     "a_fit_within_an_epoch_raises": [-3.0, -20.0],
     # Four steps, and two of the mean of 10 and 20.
     "a_loop_after_an_exception": -34.0,
+    # Four steps at the rate 1, and two at a half.
+    "another_optimizer_after_an_exception": [-5.0, 2],
     # Two steps of one worker; two steps of 10 within it, two after it.
     "fit_before_the_first_step": [-2.0, -40.0],
     # Weights -1, -2: averages -1, -1.5, which the first `fit` ends with.

@@ -203,9 +203,14 @@ class Consistency:
 
         Raises:
           DifferentValuesError: The message names worker and variables.
+          ModelMismatchError: Another worker's model differs.
         """
-        rows = self.meet(moment, _checksum(*map(_bits, variables)))
-        if _differ(rows[:, 0]).size:
+        rows = self.meet(
+            moment, *_kinds(variables), _checksum(*map(_bits, variables))
+        )
+        if _differ(rows[:, :2]).size:
+            self._refuse_model(variables, rows[:, 0].max())
+        if _differ(rows[:, 2]).size:
             self._compare_each(
                 variables,
                 f"Callbacks of all workers must set the same values{but}",

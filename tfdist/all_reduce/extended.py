@@ -53,6 +53,10 @@ class AllReduceExtended(one_replica.WorkerExtended):
     def _create_variable(self, next_creator, **kwargs):
         del next_creator  # Ours is the last word on what a variable is.
         engine = self.engine
+        if tf.executing_eagerly():
+            # Such as an optimizer that a model is then compiled with: what
+            # others end is a `fit` with the one before.
+            engine.fits.end_if_abandoned()
         maker, kwargs = self._begin_variable(kwargs)
         if engine.files.is_shared:
             models.see_callers(engine.files)
