@@ -273,7 +273,7 @@ def _ring(made, method, connections, tolerance, decisions):
     )
     engine = ring_engine.RingEngine(
         joined,
-        ring_values.StoreValues(made.store),
+        ring_values.StoreValues(made.store, made.commit),
         consistency.Consistency(sums, config.worker_names),
         made.journal,
         is_chief=config.is_chief,

@@ -53,6 +53,8 @@ class ParameterServerExtended(one_replica.WorkerExtended):
         reference = kwargs.pop("colocate_with", None)
         if not isinstance(reference, ReplicaVariable):
             reference = None
+        if tf.executing_eagerly() and active.step is None:
+            self._runtime.local.before_variable()
         maker, kwargs = self._begin_variable(kwargs)
         has_tables = self._store.tables.from_bytes is not None
         if self._runtime.files.is_shared or has_tables:

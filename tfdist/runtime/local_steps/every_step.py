@@ -19,6 +19,7 @@ class EveryStep:
     inners = ()
     watch = flush = finish = show_anchor = own_parts = nothing
     follow = after_pull = adopt_given = nothing
+    before_variable = nothing
     in_period = outer_variables = empty_list
     before_read = after_write = tidy = let_go = note_data = nothing
 

@@ -77,6 +77,10 @@ class Local:
 
     # Variables.
 
+    def before_variable(self):
+        """Called before a variable is made, outside of steps."""
+        self._communication.before_variable()
+
     @property
     def needs_points(self):
         """Whether weights before a step are asked for."""

@@ -24,6 +24,10 @@ class RingCommunication:
 
     # First values.
 
+    def before_variable(self):
+        """A new model is none of a `fit` that an exception has ended."""
+        self._engine.fits.end_if_abandoned()
+
     def begin(self, local, optimizer, clock):
         """Waits until all workers begin."""
         self._engine.local = local

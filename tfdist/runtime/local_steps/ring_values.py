@@ -17,10 +17,12 @@ class StoreValues:
 
     Args:
       store: The `ParameterStore`.
+      commit: Callable that gives new variables their first values.
     """
 
-    def __init__(self, store):
+    def __init__(self, store, commit):
         self._store = store
+        self._commit = commit
         self._traced = traced_calls.Traced(store)
         # Positions of variables that some worker has freed.
         self._left_out = set()
@@ -33,6 +35,8 @@ class StoreValues:
             freed and not told of yet, a list of ints. It returns those of all
             workers, a set.
         """
+        # A callback may have made a model, which has no values yet.
+        self._commit()
         made = range(len(self._store.variables))
         # From here on none of these can go.
         variables = dict(self._store.variables.items())

@@ -42,6 +42,9 @@ class ServerCommunication:
 
     # First values: the servers have them.
 
+    def before_variable(self):
+        """Called before a variable is made, outside of steps."""
+
     def begin(self, local, optimizer, clock):
         """Called before an optimizer's first step; all workers begin alike.
 

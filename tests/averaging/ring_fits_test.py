@@ -1,0 +1,77 @@
+"""Calls of `fit` in a ring of this process alone, which is else a server."""
+
+import contextlib
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from tests.all_reduce import programs
+import tfdist
+from tfdist.all_reduce import collectives
+from tfdist.strategies import construction
+
+
+@pytest.fixture
+def strategy(monkeypatch):
+    """It averages every two steps, with nobody else."""
+    monkeypatch.setattr(
+        construction, "resolve", lambda method, config: method.resolve(1)
+    )
+    monkeypatch.setattr(construction.peers, "join", lambda *_: mock.Mock())
+    monkeypatch.setattr(
+        collectives, "of", lambda *_: collectives.NoCollectives()
+    )
+    return tfdist.ParameterAveragingStrategy(2, communication="ring")
+
+
+def engine_of(strategy):
+    """Its `RingEngine`."""
+    return strategy._runtime.local._communication._engine
+
+
+def linear(strategy):
+    """See `programs`."""
+    with strategy.scope():
+        return programs.linear()
+
+
+def fit(model, *callbacks, epochs=1):
+    """Trains on four ones."""
+    model.fit(
+        programs.batches(np.ones(4)),
+        epochs=epochs,
+        verbose=0,
+        callbacks=list(callbacks),
+    )
+
+
+def fail(*_, **__):
+    """Ends a `fit`."""
+    raise ZeroDivisionError
+
+
+def test_a_model_that_a_callback_makes_has_values_at_the_end(strategy):
+    model, copies = linear(strategy), []
+
+    def copy(epoch, logs=None):
+        with strategy.scope():
+            copies.append(programs.linear())
+
+    fit(model, programs.on(on_epoch_end=copy), epochs=2)
+    assert programs.weight_of(model) == -8.0
+    assert [programs.weight_of(one) for one in copies] == [0.0, 0.0]
+
+
+def test_a_model_made_after_an_exception_is_none_of_that_fit(strategy):
+    """The others read no values of it at the end of theirs."""
+    model = linear(strategy)
+    with contextlib.suppress(ZeroDivisionError):
+        fit(model, programs.on(on_train_batch_end=fail))
+    fits = engine_of(strategy).fits
+    assert fits.has_abandoned
+    other = linear(strategy)
+    assert not fits.has_abandoned
+    fit(other)
+    assert programs.weight_of(model) == -1.0
+    assert programs.weight_of(other) == -4.0
