@@ -75,3 +75,35 @@ def test_a_model_made_after_an_exception_is_none_of_that_fit(strategy):
     fit(other)
     assert programs.weight_of(model) == -1.0
     assert programs.weight_of(other) == -4.0
+
+
+@pytest.mark.parametrize("name", ["flush", "barrier", "await_end_of_training"])
+def test_a_callback_at_the_end_does_not_wait_for_who_will_not_come_there(
+    strategy, monkeypatch, name
+):
+    """As a `ClusterMonitor`, beside a worker that an exception has ended."""
+    model, engine, calls = linear(strategy), engine_of(strategy), []
+    monkeypatch.setattr(engine, "end_steps", lambda: calls.append("steps"))
+
+    def end(logs=None):
+        calls.append("callback")
+        getattr(strategy, name)()
+
+    fit(model, programs.on(on_train_end=end))
+    assert calls == ["callback"]
+    assert programs.weight_of(model) == -4.0
+
+
+def test_a_callback_that_trains_at_the_end_leaves_no_step(strategy):
+    """Its last one is exchanged as soon as the callback asks for it."""
+    model, seen = linear(strategy), []
+    x = np.ones([1, 1], "float32")
+
+    def end(logs=None):
+        for _ in range(3):
+            model.train_on_batch(x, x)
+        strategy.barrier()
+        seen.append(programs.weight_of(model))
+
+    fit(model, programs.on(on_train_end=end))
+    assert seen == [-7.0]

@@ -24,6 +24,7 @@ ENDS = {
     # The chief's best is its first epoch of two steps; it stops after two.
     "best_weights_are_restored": [-2.0, 4],
     "fewer_epochs_on_one_worker": [-6.0, 6],
+    "failed_beside_a_monitor": [-5.0, 5],
     # Four steps at the rate 1, and two at a half.
     "another_optimizer_after_an_exception": [-5.0, 2],
     # Two steps of one worker; two steps of 10 within it, two after it.

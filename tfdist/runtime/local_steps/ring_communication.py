@@ -92,6 +92,10 @@ class RingCommunication:
         engine = self._engine
         engine.local = local
         engine.fits.end_abandoned()
+        if engine.fits.is_ending and not local.unpushed():
+            # All have just exchanged what was left, and meet after their
+            # callbacks: whom an exception has ended does not come here.
+            return
         if engine.is_open() and not engine.fits.is_running:
             engine.end_steps()
             local.show_anchor()
