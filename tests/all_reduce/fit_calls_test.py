@@ -1,5 +1,7 @@
 """`FitCalls` without a cluster: when calls that were left end."""
 
+import weakref
+
 import keras
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from tfdist import private_keras_calls
 from tfdist import running_fit
 from tfdist.all_reduce import fit as fit_lib
 from tfdist.all_reduce.consistency import Moment
+from tfdist.strategies import without_servers
 
 
 def test_left_calls_end_before_callbacks_of_the_next_begin():
@@ -278,6 +281,29 @@ def test_an_optimizer_made_after_an_exception_is_none_of_that_fit(monkeypatch):
     assert compared == [first]
     model.fit(programs.batches(np.ones(2)), verbose=0)
     assert compared == [first, model.optimizer]
+
+
+@pytest.mark.parametrize("moment", ["on_train_batch_end", "on_train_end"])
+def test_a_script_that_ends_after_an_exception_ends_its_fit(
+    monkeypatch, moment
+):
+    """Once, and not as one that has trained in a loop: nobody else has."""
+    strategy = tfdist.AllReduceStrategy()
+    with strategy.scope():
+        model = programs.linear()
+    engine, closed, loops = strategy._engine, [], []
+    fit_that_fails(model, 2, **{moment: fail})
+    adopt_model = engine.adopt_model
+
+    def adopt(moment, model, *more):
+        closed.append(moment)
+        return adopt_model(moment, model, *more)
+
+    monkeypatch.setattr(engine, "adopt_model", adopt)
+    monkeypatch.setattr(engine, "end_loops", lambda: loops.append(True))
+    without_servers._end(weakref.ref(engine))
+    assert closed == [Moment.END_OF_FIT]
+    assert not loops
 
 
 @pytest.mark.parametrize(

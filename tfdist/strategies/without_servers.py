@@ -284,10 +284,13 @@ def _end(reference):
       reference: Weak reference to the engine.
     """
     engine = reference()
-    failed = termination.script_has_failed()
-    if engine is None or failed or not engine.has_trained:
+    if engine is None or termination.script_has_failed():
         return
     try:
-        engine.barrier()
+        # After an exception, others meet at the end of their `fit`, and may
+        # come to no barrier.
+        engine.fits.end_abandoned()
+        if engine.has_trained:
+            engine.barrier()
     except (tf.errors.OpError, RuntimeError) as error:
         logging.warning("The workers did not end together: %s", error)
