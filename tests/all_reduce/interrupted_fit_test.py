@@ -73,6 +73,19 @@ def test_a_step_of_others_is_taken_before_ctrl_c(monkeypatch, trained):
     assert int(model.optimizer.iterations) == 1 + 2
 
 
+def test_an_eager_step_is_taken_before_ctrl_c():
+    strategy = tfdist.AllReduceStrategy()
+    with strategy.scope():
+        model = programs.linear(run_eagerly=True)
+    fit(model)
+    (lane,) = strategy._engine.lanes_of(model)
+    lane._reduce_eagerly = interrupting(lane._reduce_eagerly, [], FOLLOW, 1)
+    with pytest.raises(KeyboardInterrupt):
+        fit(model)
+    assert int(model.optimizer.iterations) == 2
+    assert programs.weight_of(model) == -2.0
+
+
 # All meet in the beginning. They follow each other to the end of the epoch, of
 # its callbacks, and of all epochs; then they tell of averages, compare weights,
 # and take the chief's.

@@ -121,14 +121,17 @@ class Engine:
         if self._step is not None:
             raise ProgramError("strategy.run inside strategy.run.")
         self._step = step
-        try:
-            yield
-            step.finish()
-        finally:
-            self._step = None
-        if not step.lanes:
-            return
-        lanes = self._last = tuple(step.lanes)
+        with step.together:
+            try:
+                yield
+                step.finish()
+            finally:
+                self._step = None
+            if step.lanes:
+                self._note_lanes(tuple(step.lanes), model)
+
+    def _note_lanes(self, lanes, model):
+        self._last = lanes
         for lane in lanes:
             lane.step_lanes = lanes
             self._lanes[lane.number] = lane

@@ -1,5 +1,7 @@
 """One training step: which lanes it has, and which state it assigns."""
 
+import contextlib
+
 import keras
 import tensorflow as tf
 
@@ -26,6 +28,8 @@ class TrainingStep:
 
     Attributes:
       lanes: List of `Lane`, in the order of the step.
+      together: An `ExitStack` that ends with the step: Ctrl-C does not take
+        effect between its first lane, where all workers meet, and its end.
     """
 
     def __init__(self, engine, trains, common_seed):
@@ -43,6 +47,7 @@ class TrainingStep:
         # Whether it has assigned such a weight, and so may wait for others.
         self._has_trained = False
         self.lanes = []
+        self.together = contextlib.ExitStack()
 
     def note(self, variable):
         """Called before code that is no optimizer's assigns a variable.
@@ -132,6 +137,8 @@ class TrainingStep:
         return gradient if travels_as_rows else tf.convert_to_tensor(gradient)
 
     def _add_lane(self, optimizer, variables, gradients):
+        if not self.lanes:
+            self.together.enter_context(self._engine.meeting())
         assigned = list(self._assigned.values())
         self._assigned.clear()
         states = [state for state, _ in assigned]
