@@ -1,25 +1,19 @@
 """Ctrl-C while this worker and others do something together."""
 
-import signal
-
 import keras
 import numpy as np
 import pytest
 
 from tests.all_reduce import programs
+from tests.all_reduce.ctrl_c import handler
+from tests.all_reduce.ctrl_c import interrupting
 import tfdist
 from tfdist.all_reduce import lane as lane_lib
 from tfdist.all_reduce.consistency import Moment
 
+__all__ = ["handler"]
+
 FOLLOW = "follow"
-
-
-@pytest.fixture(autouse=True)
-def handler():
-    """Python's own of Ctrl-C, which a job in the background ignores."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
@@ -36,26 +30,6 @@ def trained():
 
 def fit(model):
     model.fit(programs.batches(np.ones(1)), verbose=0)
-
-
-def interrupting(function, seen, name, number):
-    """Calls a function as one that waits in TensorFlow during Ctrl-C.
-
-    Args:
-        function: the function.
-        seen: list to which a name is added with each call.
-        name: the name; None for the first argument.
-        number: of the names when there is Ctrl-C.
-    """
-
-    def call(*args, **kwargs):
-        result = function(*args, **kwargs)
-        seen.append(name or args[0])
-        if len(seen) == number:
-            signal.raise_signal(signal.SIGINT)
-        return result
-
-    return call
 
 
 def test_a_step_of_others_is_taken_before_ctrl_c(monkeypatch, trained):
@@ -93,6 +67,29 @@ END = [Moment.END_OF_FIT] * 3
 ALL = [Moment.FIT, *[FOLLOW] * 3, *END]
 
 
+def interrupted(monkeypatch, engine, number):
+    """Lets Ctrl-C come at one of what all workers do together.
+
+    Args:
+        monkeypatch: of pytest.
+        engine: the `Engine`.
+        number: of it, from 1.
+
+    Returns:
+        A list to which all that is added.
+    """
+    seen = []
+    for owner, method, name in (
+        (lane_lib.Lane, "follow", FOLLOW),
+        (engine.consistency, "meet", None),
+    ):
+        function = getattr(owner, method)
+        monkeypatch.setattr(
+            owner, method, interrupting(function, seen, name, number)
+        )
+    return seen
+
+
 @pytest.mark.parametrize(
     ("number", "right"),
     [
@@ -105,16 +102,38 @@ def test_ctrl_c_leaves_out_nothing_that_others_wait_for(
     monkeypatch, trained, number, right
 ):
     strategy, model = trained
-    engine, seen = strategy._engine, []
-    for owner, method, name in (
-        (lane_lib.Lane, "follow", FOLLOW),
-        (engine.consistency, "meet", None),
-    ):
-        function = getattr(owner, method)
-        monkeypatch.setattr(
-            owner, method, interrupting(function, seen, name, number)
-        )
+    engine = strategy._engine
+    seen = interrupted(monkeypatch, engine, number)
     with pytest.raises(KeyboardInterrupt):
         fit(model)
     engine.fits.end_if_abandoned()
     assert seen == right
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_ctrl_c_in_the_first_step_leaves_it_to_be_followed(monkeypatch, number):
+    """All take the chief's values in it; then the others go on with it."""
+    strategy = tfdist.AllReduceStrategy()
+    with strategy.scope():
+        model = programs.linear()
+    engine = strategy._engine
+    seen = interrupted(monkeypatch, engine, number)
+    with pytest.raises(KeyboardInterrupt):
+        model.train_on_batch(np.ones([1, 1]), np.ones([1, 1]))
+    strategy.barrier()
+    assert seen == [Moment.STEP, Moment.STEP, FOLLOW, Moment.BARRIER]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_ctrl_c_in_a_barrier_leaves_no_comparison_to_the_others(
+    monkeypatch, trained, number
+):
+    strategy, model = trained
+    model.train_on_batch(np.ones([1, 1]), np.ones([1, 1]))
+    engine = strategy._engine
+    seen = interrupted(monkeypatch, engine, number)
+    with pytest.raises(KeyboardInterrupt):
+        strategy.barrier()
+    assert seen == [FOLLOW, Moment.BARRIER]
+    # All have met: it waits for nobody when its script ends.
+    assert not engine.has_trained

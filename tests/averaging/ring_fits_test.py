@@ -7,9 +7,14 @@ import numpy as np
 import pytest
 
 from tests.all_reduce import programs
+from tests.all_reduce.ctrl_c import handler
+from tests.all_reduce.ctrl_c import interrupting
 import tfdist
 from tfdist.all_reduce import collectives
+from tfdist.all_reduce.consistency import Moment
 from tfdist.strategies import construction
+
+__all__ = ["handler"]
 
 
 @pytest.fixture
@@ -107,3 +112,47 @@ def test_a_callback_that_trains_at_the_end_leaves_no_step(strategy):
 
     fit(model, programs.on(on_train_end=end))
     assert seen == [-7.0]
+
+
+def interrupted(monkeypatch, engine, number):
+    """Lets Ctrl-C come at one of what all workers do together; lists it."""
+    seen = []
+    for owner, method, name in (
+        (engine._ring, "call", "call"),
+        (engine._consistency, "meet", None),
+    ):
+        function = getattr(owner, method)
+        monkeypatch.setattr(
+            owner, method, interrupting(function, seen, name, number)
+        )
+    return seen
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_ctrl_c_in_a_barrier_leaves_no_comparison_to_the_others(
+    strategy, monkeypatch, number
+):
+    model, engine = linear(strategy), engine_of(strategy)
+    fit(model)
+    x = np.ones([1, 1], "float32")
+    model.train_on_batch(x, x)
+    seen = interrupted(monkeypatch, engine, number)
+    with pytest.raises(KeyboardInterrupt):
+        strategy.barrier()
+    # It tells what it has freed, then compares, twice.
+    assert seen == ["call", *[Moment.BARRIER] * 4]
+    assert not engine.is_open()
+    assert programs.weight_of(model) == -5.0
+
+
+def test_ctrl_c_in_the_first_step_leaves_its_optimizer_there(
+    strategy, monkeypatch
+):
+    """The others exchange its steps, in which this worker takes part."""
+    model, engine = linear(strategy), engine_of(strategy)
+    # They meet at the beginning of `fit`; then before the first step.
+    seen = interrupted(monkeypatch, engine, 2)
+    with pytest.raises(KeyboardInterrupt):
+        fit(model)
+    assert seen == [Moment.FIT, *[Moment.STEP] * 2]
+    assert len(engine.local.inners) == 1

@@ -364,10 +364,11 @@ class Engine:
         """Waits for all workers, and takes part in their steps until then."""
         self.fits.end_abandoned()
         if self.fits.is_running or self.fits.is_ending:
-            self.consistency.meet(consistency_lib.Moment.BARRIER)
+            with self.meeting():
+                self.consistency.meet(consistency_lib.Moment.BARRIER)
+                self.note_met()
         else:
             self.end_loops()
-        self.note_met()
 
     def end_loops(self):
         """Ends loops of the user's own, and compares what they have trained.
@@ -389,12 +390,24 @@ class Engine:
         # Garbage collection may have freed the lanes of a model on this worker
         # alone. Numbers are the same on all: these are of another step.
         has_freed = any(number not in self._lanes for number in numbers)
-        if len(steps) == 1 and self._last and not has_freed:
+        followed = ()
+        if len(steps) == 1 and not has_freed:
             (followed,) = steps
-            chief = self.is_chief * tail_lib.IS_OVER
-            over = 0.0
-            while over < self.num_workers:
-                over = self.follow(followed, over=1.0, chief=chief).over
+        is_over = False
+        while not is_over:
+            with self.meeting():
+                is_over = not followed or self._follow_to_end(followed)
+                if is_over:
+                    self._compare_loops(steps)
+                    self.note_met()
+
+    def _follow_to_end(self, lanes):
+        """Follows a step; returns whether nobody takes another."""
+        chief = self.is_chief * tail_lib.IS_OVER
+        tail = self.follow(lanes, over=1.0, chief=chief)
+        return tail.over >= self.num_workers
+
+    def _compare_loops(self, steps):
         used = sorted(
             {lane for lanes in steps for lane in lanes},
             key=lambda lane: lane.number,

@@ -389,6 +389,7 @@ class PeerEngine(engine_lib.Engine):
             return
         self.finish()
         self.consistency.meet(Moment.BARRIER)
+        self.note_met()
 
     def finish(self):
         """Waits until all have ended, and all updates are everywhere.

@@ -192,19 +192,20 @@ class Local:
             local_optimizers.check_epsilon(parameters, outer)
             self._runtime.commit()
             self._runtime.unused_models.refuse(parameters)
-            self._communication.begin(self, optimizer, clock)
-            inner = inner_lib.new_inner(
-                self._store,
-                self.method,
-                clock,
-                optimizer,
-                outer,
-                parameters,
-                states,
-                speeds,
-            )
-            self._own_values.tell_apart()
-            self._optimizers.add(inner)
+            with self._communication.meeting():
+                self._communication.begin(self, optimizer, clock)
+                inner = inner_lib.new_inner(
+                    self._store,
+                    self.method,
+                    clock,
+                    optimizer,
+                    outer,
+                    parameters,
+                    states,
+                    speeds,
+                )
+                self._own_values.tell_apart()
+                self._optimizers.add(inner)
             self._runtime.state.resume_local_steps()
         return inner
 

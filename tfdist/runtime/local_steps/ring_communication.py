@@ -28,6 +28,10 @@ class RingCommunication:
         """A new model is none of a `fit` that an exception has ended."""
         self._engine.fits.end_if_abandoned()
 
+    def meeting(self):
+        """All go on with the same optimizer, or none does."""
+        return self._engine.meeting()
+
     def begin(self, local, optimizer, clock):
         """Waits until all workers begin."""
         self._engine.local = local

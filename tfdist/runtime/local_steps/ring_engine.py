@@ -117,11 +117,15 @@ class RingEngine:
     def end_steps(self):
         """Exchanges what is left, until all workers have come to this end."""
         chief = self.is_chief * tail_lib.IS_OVER
-        while self.follow(over=1.0, chief=chief).over < self.num_workers:
-            pass
-        self.note_met()
-        self.compare_model(Moment.BARRIER, None)
-        self.adopt_model(Moment.BARRIER, None)
+        is_over = False
+        while not is_over:
+            with self.meeting():
+                tail = self.follow(over=1.0, chief=chief)
+                is_over = tail.over >= self.num_workers
+                if is_over:
+                    self.note_met()
+                    self.compare_model(Moment.BARRIER, None)
+                    self.adopt_model(Moment.BARRIER, None)
 
     def put_averages(self, model, are_there):
         """Does nothing: local steps refuse averages of weights."""

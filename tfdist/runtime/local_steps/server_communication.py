@@ -1,5 +1,6 @@
 """Local steps exchanged through parameter servers."""
 
+import contextlib
 import dataclasses
 
 from tfdist.runtime.coordination import agreement
@@ -44,6 +45,10 @@ class ServerCommunication:
 
     def before_variable(self):
         """Called before a variable is made, outside of steps."""
+
+    def meeting(self):
+        """Scope of an optimizer's beginning, within which Ctrl-C may wait."""
+        return contextlib.nullcontext()
 
     def begin(self, local, optimizer, clock):
         """Called before an optimizer's first step; all workers begin alike.
