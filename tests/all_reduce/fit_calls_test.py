@@ -13,6 +13,7 @@ import tfdist
 from tfdist import private_keras_calls
 from tfdist import running_fit
 from tfdist.all_reduce import fit as fit_lib
+from tfdist.all_reduce import tail
 from tfdist.all_reduce.consistency import Moment
 from tfdist.strategies import without_servers
 
@@ -281,6 +282,72 @@ def test_an_optimizer_made_after_an_exception_is_none_of_that_fit(monkeypatch):
     assert compared == [first]
     model.fit(programs.batches(np.ones(2)), verbose=0)
     assert compared == [first, model.optimizer]
+
+
+def test_what_a_step_has_told_counts_if_the_next_one_in_its_call_raises(
+    monkeypatch,
+):
+    """At the end of their epoch the others compare what they have set."""
+    strategy = tfdist.AllReduceStrategy()
+    with strategy.scope():
+        model = programs.linear()
+    engine = strategy._engine
+
+    def call(function, *args):
+        logs = function(*args)
+        if int(model.optimizer.iterations) == 2:
+            raise Expected
+        return logs
+
+    monkeypatch.setattr(engine, "call", call)
+
+    def set_weight(batch, logs=None):
+        model.set_weights([np.ones([1, 1])])
+
+    with pytest.raises(Expected):
+        model.fit(
+            programs.batches(np.ones(4)),
+            verbose=0,
+            callbacks=[programs.on(on_train_batch_end=set_weight)],
+        )
+    # They come to that end first, and then to the end of `fit`.
+    over, moments = iter([0.0, 1.0]), []
+    monkeypatch.setattr(
+        engine, "follow", lambda *_, **__: tail.Tail(over=next(over))
+    )
+    monkeypatch.setattr(
+        engine, "compare_model", lambda moment, _: moments.append(moment)
+    )
+    engine.fits.end_if_abandoned()
+    assert moments == [Moment.END_OF_EPOCH, Moment.END_OF_FIT]
+
+
+def test_weights_that_are_set_after_the_last_step_are_told_without_one(
+    monkeypatch,
+):
+    strategy = tfdist.AllReduceStrategy()
+    engine, told = strategy._engine, []
+    with strategy.scope():
+        model = programs.linear()
+
+    def set_weight(batch, logs=None):
+        model.set_weights([np.ones([1, 1])])
+
+    follow = engine.follow
+
+    def spy(lanes, **mine):
+        told.append(mine.get("wrote"))
+        return follow(lanes, **mine)
+
+    monkeypatch.setattr(engine, "follow", spy)
+    # Only a call of the step finds out that the data has ended.
+    model.fit(
+        programs.batches(np.ones(1)).filter(lambda x, y: True),
+        verbose=0,
+        callbacks=[programs.on(on_train_batch_end=set_weight)],
+    )
+    # At the end of the epoch, behind its callbacks, and at the end of `fit`.
+    assert told == [None, 1.0, None]
 
 
 @pytest.mark.parametrize("moment", ["on_train_batch_end", "on_train_end"])

@@ -249,10 +249,13 @@ class Fit:
             result = self._engine.call(function, *args)
         finally:
             self.model_of_step = None
-        if self._has_written:
-            self._has_written = False
-            self._engine.wrote.assign(0.0)
-        self._look(*self._engine.read_told())
+            # Also if a later one of several steps has raised.
+            wrote, chief = self._engine.read_told()
+            if self._has_written:
+                # Without a step nobody was told, as at the end of the data.
+                self._has_written = not wrote
+                self._engine.wrote.assign(0.0)
+            self._look(wrote, chief)
         self.ignore_own_stop()  # Of callbacks before the epoch.
         return result
 
