@@ -176,6 +176,52 @@ def test_the_parameters_are_saved_not_the_look_ahead(tmp_path):
     assert found == [-2.0, -5.0]
 
 
+def ends_normally(model):
+    """Calls `fit` for a period of two."""
+    model.fit(np.ones([2, 1]), np.ones([2, 1]), batch_size=1, verbose=0)
+
+
+def ends_by_an_exception(model):
+    """Has a callback end it before the second period is whole."""
+
+    def fail(batch, logs=None):
+        if batch == 2:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        model.fit(
+            np.ones([4, 1]),
+            np.ones([4, 1]),
+            batch_size=1,
+            callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=fail)],
+            verbose=0,
+        )
+    model.get_weights()
+
+
+def has_no_step(model):
+    """Calls `fit` without data."""
+    examples = tf.data.Dataset.from_tensor_slices((np.ones([1, 1]),) * 2)
+    model.fit(examples.batch(1).take(0), verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("fit", "exchanges"),
+    [(ends_normally, 1), (ends_by_an_exception, 2), (has_no_step, 0)],
+)
+def test_who_looks_in_a_loop_after_a_fit_goes_on_in_periods(fit, exchanges):
+    strategy = tfdist.DiLoCoStrategy(2)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    fit(model)
+    model.get_weights()
+    for _ in range(4):
+        model.train_on_batch(np.ones([1, 1]), np.ones([1, 1]))
+        model.get_weights()
+    assert strategy.updates_applied() == [exchanges + 2]
+
+
 class Masks(keras.layers.Layer):
     """Masks its weights and counts, whether it trains or not."""
 

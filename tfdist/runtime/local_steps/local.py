@@ -323,7 +323,9 @@ class Local:
         Returns:
           Whether they may be: not in the middle of a period within `fit`.
         """
-        return self._communication.before_pull(self)
+        may_be = self._communication.before_pull(self)
+        self._forget_fit()
+        return may_be
 
     def follow(self, variables):
         """Called when servers have given replicas what steps begin with.
@@ -375,6 +377,7 @@ class Local:
     def finish(self):
         """Called when this worker waits for all others to end training."""
         self._communication.finish(self)
+        self._forget_fit()
 
     def is_open(self):
         """Whether others may wait for this worker, where only it knows."""
@@ -390,7 +393,13 @@ class Local:
         is_over = self.fit is not None and self.fit.is_over()
         if is_over and self._communication.has_left(self):
             self.flush(last=True)
+        self._forget_fit()
         self.show_anchor()
+
+    def _forget_fit(self):
+        """Takes steps after `fit` for those of a loop of the user's own."""
+        if self.fit is not None and self.fit.is_over():
+            self.fit = None
 
     def after_write(self, variable):
         """Called after a variable was assigned eagerly: own weights follow."""
