@@ -263,6 +263,24 @@ def test_steps_after_an_exception_come_after_the_end_of_its_fit(
     assert programs.weight_of(model) == -2.0
 
 
+def test_steps_of_another_model_come_after_the_end_of_a_fit_that_raised(
+    monkeypatch,
+):
+    """It has never been in `fit`, where Keras's step is put in our hands."""
+    strategy = tfdist.AllReduceStrategy()
+    with strategy.scope():
+        model, other = programs.linear(), programs.linear()
+    fit_that_fails(model, 2, on_train_batch_end=fail)
+    engine, seen = strategy._engine, []
+    monkeypatch.setattr(
+        engine, "note_end", lambda lanes: seen.append(programs.weight_of(other))
+    )
+    other.train_on_batch(np.ones([1, 1]), np.ones([1, 1]))
+    assert seen == [0.0]
+    assert not engine.fits.has_abandoned
+    assert programs.weight_of(other) == -1.0
+
+
 def test_an_optimizer_made_after_an_exception_is_none_of_that_fit(monkeypatch):
     """Else this worker would compare other variables than the others do."""
     strategy = tfdist.AllReduceStrategy()
