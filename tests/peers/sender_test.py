@@ -26,7 +26,8 @@ class Receiver:
         speed: of the link, bytes per second.
         is_there: whether it answers.
         calls: bytes of each call, a list.
-        taken: numbers of the updates that it has.
+        firsts: number of the first update of each message that it has.
+        taken: the same, of the last ones.
     """
 
     def __init__(self):
@@ -34,7 +35,7 @@ class Receiver:
         self.speed = 1e12
         self.is_there = True
         self.calls = []
-        self.taken = []
+        self.firsts, self.taken = [], []
 
     def open_session(self, address, job, task, graph, deadline):
         """Opens a session in the place of that of `sessions`."""
@@ -52,9 +53,9 @@ class Receiver:
                     raise tf.errors.DeadlineExceededError(None, None, "slow")
                 if not packed:
                     return np.array([11, 0, 0])
-                self.taken += [
-                    int(header[messages.LAST]) for header in packed[0]
-                ]
+                for header in packed[0]:
+                    self.firsts.append(int(header[messages.FIRST]))
+                    self.taken.append(int(header[messages.LAST]))
                 return True, np.array([11, 0, 0])
 
             return call
@@ -91,22 +92,47 @@ def send(number, holds=False, stall=None):
     Returns:
         The `Roster`.
     """
+    roster, made, updates = sender_of(number, holds, stall)
+    made.put(updates)
+    finish(roster, made)
+    return roster
+
+
+def sender_of(number, holds=False, stall=None):
+    """Makes a `Roster`, its `PeerSender`, and a list of dense updates."""
     addresses = [f"localhost:{port}" for port in (1, 2)]
     roster = Roster(ClusterConfig({"worker": addresses}, "worker", 0), "test")
     roster.known[1] = 11
-    waiting = backlog_lib.Backlog(Cast("float32"), SIZE, tf.float32, holds)
+    updates = []
     for last in range(1, number + 1):
         header = [0, roster.incarnation, last, last, 0, 0, 0, base.DENSE, 0]
         header = np.array([*header, 0, 0], np.int64)
         vector = np.ones(SIZE, "float32")
-        waiting.put(messages.PeerUpdate(header, vector, np.zeros(0, "uint8")))
+        updates.append(
+            messages.PeerUpdate(header, vector, np.zeros(0, "uint8"))
+        )
+    waiting = backlog_lib.Backlog(Cast("float32"), SIZE, tf.float32, holds)
     queue = messages.Queue("sender_test", tf.float32, 64)
     made = sender_lib.PeerSender(roster, 1, queue, waiting, TIMEOUT, stall)
+    return roster, made, updates
+
+
+def finish(roster, made):
+    """Waits until a sender has nothing left, and ends it."""
     while not (made.is_idle or roster.lost):
         made.join(0.01)
     made.close()
     made.join(60.0)
-    return roster
+
+
+def test_what_is_handed_over_late_is_not_sent_to_a_joiner_that_has_it(receiver):
+    """The sum of its updates would have those, and count as new."""
+    roster, made, updates = sender_of(4, holds=True)
+    made.release(2)
+    made.put(updates)
+    finish(roster, made)
+    assert (receiver.firsts, receiver.taken) == ([3], [4])
+    assert made.delivered == 4
 
 
 def test_a_message_for_which_a_link_needs_minutes_arrives(receiver):

@@ -59,6 +59,8 @@ class PeerSender:
         self._timeout = timeout
         self._stall = stall
         self._since = since
+        # The same, of a snapshot that the receiver has joined with.
+        self._seen = 0
         self._changed = threading.Condition()
         # Messages of the call under way.
         self._in_flight = []
@@ -79,14 +81,17 @@ class PeerSender:
 
     def put(self, updates):
         """Hands over a list of `PeerUpdate`s."""
-        # What was enqueued before may come here later.
-        updates = [u for u in updates if u.header[messages.LAST] > self._since]
         with self._changed:
+            # What was enqueued before may come here later.
+            updates = [u for u in updates if u.last > self._since]
             if self._has_ended or self._roster.is_lost(self.worker):
                 self.lost += sum(update.count for update in updates)
                 return
             for update in updates:
-                self._backlog.put(update)
+                if update.last > self._seen:
+                    self._backlog.put(update)
+                else:
+                    self.delivered += update.count
             self._changed.notify()
             if self._backlog.is_full:
                 self._give_up("it takes too long to join")
@@ -110,6 +115,7 @@ class PeerSender:
     def release(self, seen):
         """Called when a joiner is there; see `Backlog.release`."""
         with self._changed:
+            self._seen = seen
             self.delivered += self._backlog.updates
             self._backlog.release(seen)
             self.delivered -= self._backlog.updates
