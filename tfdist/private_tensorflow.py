@@ -143,11 +143,15 @@ def is_under_tape():
     return record.could_possibly_record()
 
 
-def is_in_custom_gradient():
+def is_in_custom_gradient(variable=None):
     """Whether a function with a gradient of its own is being called.
 
     TensorFlow looks for a variable behind each handle that such a function
     uses, and fails where there is none; nothing public tells of it before.
+
+    Args:
+      variable: What the function uses: if it is one of its arguments, the
+        function has a gradient of it, and does not count.
     """
     frame = sys._getframe(1)
     modes = (
@@ -156,7 +160,10 @@ def is_in_custom_gradient():
     )
     while frame is not None:
         if frame.f_code in modes:
-            return True
+            # Later they are tensors, where it is traced.
+            given = tf.nest.flatten(frame.f_locals["args"])
+            if variable is None or all(one is not variable for one in given):
+                return True
         frame = frame.f_back
     return False
 

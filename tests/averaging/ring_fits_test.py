@@ -82,7 +82,7 @@ def test_a_model_made_after_an_exception_is_none_of_that_fit(strategy):
     assert programs.weight_of(other) == -4.0
 
 
-@pytest.mark.parametrize("name", ["flush", "barrier", "await_end_of_training"])
+@pytest.mark.parametrize("name", ["flush", "await_end_of_training"])
 def test_a_callback_at_the_end_does_not_wait_for_who_will_not_come_there(
     strategy, monkeypatch, name
 ):
@@ -97,6 +97,20 @@ def test_a_callback_at_the_end_does_not_wait_for_who_will_not_come_there(
     fit(model, programs.on(on_train_end=end))
     assert calls == ["callback"]
     assert programs.weight_of(model) == -4.0
+
+
+def test_after_a_barrier_at_the_end_another_model_may_be_trained(strategy):
+    model, other = linear(strategy), linear(strategy)
+    x = np.ones([1, 1], "float32")
+
+    def end(logs=None):
+        strategy.barrier()
+        for _ in range(2):
+            other.train_on_batch(x, x)
+
+    fit(model, programs.on(on_train_end=end))
+    strategy.barrier()
+    assert programs.weight_of(other) == -2.0
 
 
 def test_a_callback_that_trains_at_the_end_leaves_no_step(strategy):

@@ -41,6 +41,7 @@ def config_of(worker):
         num_workers=WORKERS,
         worker_id=worker,
         is_worker=True,
+        is_evaluator=False,
         data_share=(WORKERS, worker),
         is_local=False,
     )

@@ -124,6 +124,39 @@ def test_a_weight_of_a_function_with_a_gradient_of_its_own_is_refused(
     np.testing.assert_allclose(outputs, model(np.ones((2, 4))), atol=1e-6)
 
 
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_a_weight_that_a_function_is_given_has_the_gradient_of_that(is_traced):
+    @tf.custom_gradient
+    def signs(weight):
+        return tf.sign(weight), lambda upstream: 3.0 * upstream
+
+    class Binary(layers.Dense):
+        """Computes with the signs of its kernel."""
+
+        def call(self, x):
+            """A product."""
+            return keras.ops.matmul(x, signs(self.kernel))
+
+    model = keras.Sequential(
+        [keras.Input((4,)), Binary(2, use_bias=False, name="a")]
+    )
+    (stage,) = stages_lib.split(model, 1, DEVICES[:1])
+    x = tf.ones((2, 4))
+
+    def step():
+        weights = [variable.value.read_value() for variable in stage.weights]
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            (outputs,), _ = stage.run([x], weights, [], training=True)
+        return outputs, *tape.gradient(outputs, weights)
+
+    outputs, gradient = (
+        tf.function(step, autograph=False) if is_traced else step
+    )()
+    np.testing.assert_allclose(outputs, x @ np.sign(model.get_weights()[0]))
+    np.testing.assert_array_equal(gradient, np.full((4, 2), 6.0))
+
+
 def test_frozen_weights_are_state():
     model = models.make("mlp")
     stage, *_ = stages_lib.split(model, 1, ["CPU:0"])

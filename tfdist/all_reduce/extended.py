@@ -102,9 +102,11 @@ class AllReduceExtended(one_replica.WorkerExtended):
     # Steps.
 
     def _call_for_each_replica(self, fn, args, kwargs):
-        # Also where a step is traced, as the first one of another model.
-        with tf.init_scope(), private_tensorflow.outside_of_functions():
-            self.engine.fits.end_if_abandoned()
+        _, purpose = private_keras_calls.step_of(fn)
+        if tf.executing_eagerly() or purpose not in ("test", "predict"):
+            # Also where a step is traced, as the first one of another model.
+            with tf.init_scope(), private_tensorflow.outside_of_functions():
+                self.engine.fits.end_if_abandoned()
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
             if tf.executing_eagerly():
                 function = self._trace(fn)

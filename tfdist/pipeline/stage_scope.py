@@ -20,7 +20,7 @@ class StageScope(keras.StatelessScope):
     def get_current_value(self, variable):
         """As Keras's, which calls it where a variable is read."""
         is_weight = id(variable) in self._weights
-        if is_weight and private_tensorflow.is_in_custom_gradient():
+        if is_weight and private_tensorflow.is_in_custom_gradient(variable):
             raise ValueError(
                 f"Weight {variable.path!r} is used in a function with a "
                 "gradient of its own (keras.remat, tf.recompute_grad, "

@@ -274,7 +274,7 @@ class TrainingMixin:
             worker that is there has not come to a common exchange for
             `stall_timeout`; with `on_stall="wait"` there is no limit.
         """
-        ends = self._ends_training()
+        ends = self._ends_training(meets=True)
         if self._membership is not None:
             if ends:
                 self._membership.arrive()
@@ -322,9 +322,9 @@ class TrainingMixin:
             self._runtime.coordination.come_back()
         self.pull()
 
-    def _ends_training(self):
+    def _ends_training(self, meets=False):
         """Ends what this worker has trained; returns whether it had."""
-        self._runtime.local.finish()
+        self._runtime.local.finish(meets)
         if not self._runtime.settle():
             return False
         self.deregister()

@@ -140,8 +140,9 @@ def makes_all_when_built(model):
 
     Further optimizers may make theirs in the first step.
     """
-    has_others = bool(model_optimizers.others_of(model))
-    return private_keras_building.is_built(model) and not has_others
+    others = model_optimizers.others_of(model)
+    has_new = any(not getattr(other, "built", False) for other in others)
+    return private_keras_building.is_built(model) and not has_new
 
 
 def build_optimizer(model):

@@ -48,7 +48,8 @@ def stop_loops(frame):
     """
     loops = private_keras_calls.loops_from(frame)
     # A callback may evaluate: the loop around it is left as well.
-    others = [one for callbacks in loops for one in callbacks.callbacks]
+    listed = [one for callbacks in loops for one in callbacks.callbacks]
+    others = list({id(one): one for one in listed}.values())
     for callbacks in loops:
         if not any(isinstance(one, _Leave) for one in callbacks.callbacks):
             callbacks.callbacks.append(_Leave(others))

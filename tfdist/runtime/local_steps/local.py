@@ -206,7 +206,7 @@ class Local:
                 )
                 self._own_values.tell_apart()
                 self._optimizers.add(inner)
-            self._runtime.state.resume_local_steps()
+                self._runtime.state.resume_local_steps()
         return inner
 
     def own_parts(self, optimizer, parameters):
@@ -374,9 +374,13 @@ class Local:
         dropped = self._optimizers.drop_unpushed()
         return 0 if self.keeps_own else dropped
 
-    def finish(self):
-        """Called when this worker waits for all others to end training."""
-        self._communication.finish(self)
+    def finish(self, meets=False):
+        """Called when this worker waits for all others to end training.
+
+        Args:
+          meets: Whether all workers call this, as in `strategy.barrier`.
+        """
+        self._communication.finish(self, meets)
         self._forget_fit()
 
     def is_open(self):

@@ -91,12 +91,18 @@ class RingCommunication:
             self._engine.follow(present=1.0)
         local.show_anchor()
 
-    def finish(self, local):
-        """Takes part until nobody trains any more."""
+    def finish(self, local, meets=False):
+        """Takes part until nobody trains any more.
+
+        Args:
+          local: The `Local`.
+          meets: Whether all workers come to this, also in a callback.
+        """
         engine = self._engine
         engine.local = local
         engine.fits.end_abandoned()
-        if engine.fits.is_ending and not local.unpushed():
+        has_ended = engine.fits.is_ending and not local.unpushed()
+        if has_ended and not meets:
             # All have just exchanged what was left, and meet after their
             # callbacks: whom an exception has ended does not come here.
             return

@@ -182,7 +182,7 @@ class ServerCommunication:
         local.show_anchor()
         self._flush(local, local.inners, last)
 
-    def finish(self, local):
+    def finish(self, local, meets=False):
         """Called when this worker waits for all others to end training."""
         self.flush(local, last=True)
 

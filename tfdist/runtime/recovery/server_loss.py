@@ -147,12 +147,11 @@ class Recovery:
         return self._settling.wait(is_chief, timeout, others if asks else list)
 
     def _has_come_back(self):
-        """Whether a process before this one was there, and this one is new."""
+        """Whether a process before this one was there."""
         self._store.call(self._membership.find_former)
+        unknown = member_table.MemberState.UNKNOWN
         former = self._membership.former
-        if former is None or self._membership.told().reached:
-            return False
-        return former.state is not member_table.MemberState.UNKNOWN
+        return former is not None and former.state is not unknown
 
     def _make_manifest(self, manifest, client):
         def build(text):

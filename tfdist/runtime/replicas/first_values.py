@@ -140,8 +140,10 @@ class FirstValues:
           first: Number of variables before them.
           end: See `complete`.
         """
-        # It may have been the last model, until the chief has made another.
-        self.check(end, may_lack=True)
+        # Others may have freed it: that shows when they have made another.
+        # The chief may be about to complete it.
+        if self._signed(end):
+            self.check(end, may_lack=True)
         variables = self._store.variables[first:end]
         shards = range(self._store.num_shards)
         return any(self._lacks_on(shard, variables, end) for shard in shards)
