@@ -281,6 +281,16 @@ def test_steps_of_another_model_come_after_the_end_of_a_fit_that_raised(
     assert programs.weight_of(other) == -1.0
 
 
+def test_a_prediction_after_an_exception_waits_for_nobody():
+    """The others may go on for long, or be gone."""
+    strategy = tfdist.AllReduceStrategy()
+    with strategy.scope():
+        model = programs.linear()
+    fit_that_fails(model, 2, on_train_batch_end=fail)
+    model.predict(np.ones([1, 1]), verbose=0)
+    assert strategy._engine.fits.has_abandoned
+
+
 def test_an_optimizer_made_after_an_exception_is_none_of_that_fit(monkeypatch):
     """Else this worker would compare other variables than the others do."""
     strategy = tfdist.AllReduceStrategy()
