@@ -5,7 +5,10 @@ import threading
 
 import pytest
 
+from tests.all_reduce.ctrl_c import handler
 from tfdist import interrupts
+
+__all__ = ["handler"]
 
 
 def test_ctrl_c_takes_effect_at_the_end_of_the_outer_scope():
