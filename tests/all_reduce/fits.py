@@ -254,10 +254,8 @@ def a_fit_within_an_epoch_raises(strategy, worker):
     return weight_of(outer), weight_of(inner)
 
 
-def a_loop_after_an_exception(strategy, worker):
-    """Its steps come after those that the other makes in `fit`."""
-    with strategy.scope():
-        model = linear()
+def _fit_until_worker_1_fails(model, worker):
+    """Trains on four ones; worker 1 catches an exception of its second step."""
 
     def fail(batch, logs=None):
         if worker == 1 and batch == 1:
@@ -269,6 +267,13 @@ def a_loop_after_an_exception(strategy, worker):
             verbose=0,
             callbacks=[on(on_train_batch_end=fail)],
         )
+
+
+def a_loop_after_an_exception(strategy, worker):
+    """Its steps come after those that the other makes in `fit`."""
+    with strategy.scope():
+        model = linear()
+    _fit_until_worker_1_fails(model, worker)
     x = np.full([1, 1], 10.0 * (1 + worker))
     for _ in range(2):
         model.train_on_batch(x, x)
@@ -280,17 +285,7 @@ def another_optimizer_after_an_exception(strategy, worker):
     """A model is compiled again, while the other worker ends its `fit`."""
     with strategy.scope():
         model = linear()
-
-    def fail(batch, logs=None):
-        if worker == 1 and batch == 1:
-            raise ZeroDivisionError
-
-    with contextlib.suppress(ZeroDivisionError):
-        model.fit(
-            batches(np.ones(4)),
-            verbose=0,
-            callbacks=[on(on_train_batch_end=fail)],
-        )
+    _fit_until_worker_1_fails(model, worker)
     with strategy.scope():
         model.compile(keras.optimizers.SGD(0.5), model.loss)
     model.fit(batches(np.ones(2)), verbose=0)
