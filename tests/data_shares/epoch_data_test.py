@@ -404,13 +404,12 @@ def _epochs(
         data = {"x": kind}
     epochs = []
     strategy = model.distribute_strategy
-    strategy.extended._config = types.SimpleNamespace(
-        num_workers=2,
-        worker_id=0,
-        is_worker=True,
-        is_evaluator=False,
-        data_share=share,
-        is_local=False,
+    initial_workers, worker = share
+    strategy.extended._config = tfdist.cluster.ClusterConfig(
+        {"worker": ["a:1", "b:1"], "ps": ["c:1"]},
+        "worker",
+        worker,
+        initial_workers,
     )
     decisions = strategy._runtime.chief_decisions
     decisions.begin_data = lambda size, skips: left_out

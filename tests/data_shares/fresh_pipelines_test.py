@@ -7,7 +7,6 @@ The data are powers of two, so that a sum tells which elements were in a share.
 import itertools
 import random
 import time
-import types
 
 import keras
 import numpy as np
@@ -36,15 +35,9 @@ def share_of(dataset, worker, call=1):
     )
 
 
-def config_of(worker):
-    return types.SimpleNamespace(
-        num_workers=WORKERS,
-        worker_id=worker,
-        is_worker=True,
-        is_evaluator=False,
-        data_share=(WORKERS, worker),
-        is_local=False,
-    )
+def config_of(worker, workers=WORKERS):
+    addresses = [f"{name}:1" for name in "ab"[:workers]]
+    return tfdist.cluster.ClusterConfig({"worker": addresses}, "worker", worker)
 
 
 def drawn(generator):
@@ -265,7 +258,9 @@ def test_a_split_that_a_cache_is_to_hold_is_told(
     monkeypatch.setattr(
         fresh_pipelines.logging, "warning", lambda text: warnings.append(text)
     )
-    dataset, config = part(powers().shuffle(4)), config_of(0)
-    config.num_workers = workers
-    shares.distribute(dataset, config, lambda request, number: 1)
+    shares.distribute(
+        part(powers().shuffle(4)),
+        config_of(0, workers),
+        lambda request, number: 1,
+    )
     assert len(warnings) == warns

@@ -4,7 +4,6 @@ import contextlib
 import functools
 import itertools
 import re
-import types
 
 import keras
 import numpy as np
@@ -184,9 +183,7 @@ def test_a_variable_of_the_user_s_that_each_eager_step_makes_is_refused(
     monkeypatch.setattr(
         strategy.extended,
         "_config",
-        types.SimpleNamespace(
-            num_workers=2, is_worker=False, is_evaluator=False
-        ),
+        tfdist.cluster.ClusterConfig({"worker": ["a:1", "b:1"]}, "worker", 0),
     )
     for _ in range(9):
         strategy.run(step, [False, True])

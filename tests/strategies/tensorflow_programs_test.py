@@ -1,7 +1,5 @@
 """What programs written for TensorFlow's own strategies do beside training."""
 
-import types
-
 import pytest
 import tensorflow as tf
 
@@ -41,8 +39,8 @@ def test_a_worker_reduces_its_own_value_outside_of_steps_only(kind, reduction):
     if kind is tfdist.AllReduceStrategy:
         strategy._engine.collectives.num_workers = 2
     else:
-        strategy.extended._config = types.SimpleNamespace(
-            num_workers=2, worker_id=0, is_worker=True, is_evaluator=False
+        strategy.extended._config = tfdist.cluster.ClusterConfig(
+            {"worker": ["a:1", "b:1"]}, "worker", 0
         )
     with pytest.raises(
         NotImplementedError, match="`all_gather`.*synchronized=False"
