@@ -281,11 +281,13 @@ def test_steps_of_another_model_come_after_the_end_of_a_fit_that_raised(
     assert programs.weight_of(other) == -1.0
 
 
-def test_a_prediction_after_an_exception_waits_for_nobody():
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_a_prediction_after_an_exception_waits_for_nobody(run_eagerly):
     """The others may go on for long, or be gone."""
     strategy = tfdist.AllReduceStrategy()
     with strategy.scope():
         model = programs.linear()
+    model.run_eagerly = run_eagerly
     fit_that_fails(model, 2, on_train_batch_end=fail)
     model.predict(np.ones([1, 1]), verbose=0)
     assert strategy._engine.fits.has_abandoned

@@ -103,7 +103,7 @@ class AllReduceExtended(one_replica.WorkerExtended):
 
     def _call_for_each_replica(self, fn, args, kwargs):
         _, purpose = private_keras_calls.step_of(fn)
-        if tf.executing_eagerly() or purpose not in ("test", "predict"):
+        if purpose not in ("test", "predict"):
             # Also where a step is traced, as the first one of another model.
             with tf.init_scope(), private_tensorflow.outside_of_functions():
                 self.engine.fits.end_if_abandoned()

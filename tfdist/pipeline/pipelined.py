@@ -3,6 +3,7 @@
 import collections.abc
 import contextlib
 import dataclasses
+import functools
 from typing import Any
 
 import keras
@@ -373,82 +374,39 @@ class Pipelined(placed.PlacedModel):
         with self._tfdist_pipeline.staying_as_it_is():
             return super().train_on_batch(*args, **kwargs)
 
-    def evaluate(self, *args, **kwargs):
-        """As Keras's."""
-        self._tfdist_pipeline.drain()
-        return super().evaluate(*args, **kwargs)
 
-    def predict(self, *args, **kwargs):
-        """As Keras's."""
-        self._tfdist_pipeline.drain()
-        return super().predict(*args, **kwargs)
+# Methods that read or change weights or metrics. Keras calls the last two in
+# `keras.saving.load_weights` and `save_model`.
+_AFTER_ALL = (
+    "evaluate",
+    "predict",
+    "test_on_batch",
+    "predict_on_batch",
+    "get_metrics_result",
+    "reset_metrics",
+    "get_state_tree",
+    "set_state_tree",
+    "get_weights",
+    "set_weights",
+    "save",
+    "save_weights",
+    "load_weights",
+    "export",
+    "load_own_variables",
+    "save_own_variables",
+)
 
-    def get_metrics_result(self):
-        """As Keras's; at an epoch's end they count all of its examples."""
-        self._tfdist_pipeline.drain()
-        return super().get_metrics_result()
 
-    def reset_metrics(self):
-        """As Keras's."""
-        self._tfdist_pipeline.drain()
-        super().reset_metrics()
+def _after_all(name):
+    """Keras's method, called when what is in flight has come back."""
 
-    def get_state_tree(self, *args, **kwargs):
-        """As Keras's."""
+    @functools.wraps(getattr(keras.Model, name))
+    def method(self, *args, **kwargs):
         self._tfdist_pipeline.drain()
-        return super().get_state_tree(*args, **kwargs)
+        return getattr(super(Pipelined, self), name)(*args, **kwargs)
 
-    def set_state_tree(self, *args, **kwargs):
-        """As Keras's."""
-        self._tfdist_pipeline.drain()
-        return super().set_state_tree(*args, **kwargs)
+    return method
 
-    def load_own_variables(self, store):
-        """As Keras's, which `keras.saving.load_weights` calls first."""
-        self._tfdist_pipeline.drain()
-        super().load_own_variables(store)
 
-    def save_own_variables(self, store):
-        """As Keras's, which `keras.saving.save_model` calls first."""
-        self._tfdist_pipeline.drain()
-        super().save_own_variables(store)
-
-    def save(self, *args, **kwargs):
-        """As Keras's."""
-        self._tfdist_pipeline.drain()
-        return super().save(*args, **kwargs)
-
-    def save_weights(self, *args, **kwargs):
-        """As Keras's."""
-        self._tfdist_pipeline.drain()
-        return super().save_weights(*args, **kwargs)
-
-    def get_weights(self, *args, **kwargs):
-        """As Keras's."""
-        self._tfdist_pipeline.drain()
-        return super().get_weights(*args, **kwargs)
-
-    def set_weights(self, *args, **kwargs):
-        """As Keras's."""
-        self._tfdist_pipeline.drain()
-        return super().set_weights(*args, **kwargs)
-
-    def load_weights(self, *args, **kwargs):
-        """As Keras's."""
-        self._tfdist_pipeline.drain()
-        return super().load_weights(*args, **kwargs)
-
-    def test_on_batch(self, *args, **kwargs):
-        """As Keras's."""
-        self._tfdist_pipeline.drain()
-        return super().test_on_batch(*args, **kwargs)
-
-    def predict_on_batch(self, *args, **kwargs):
-        """As Keras's."""
-        self._tfdist_pipeline.drain()
-        return super().predict_on_batch(*args, **kwargs)
-
-    def export(self, *args, **kwargs):
-        """As Keras's."""
-        self._tfdist_pipeline.drain()
-        return super().export(*args, **kwargs)
+for _name in _AFTER_ALL:
+    setattr(Pipelined, _name, _after_all(_name))
