@@ -1,7 +1,5 @@
 """`FitCalls` without a cluster: when calls that were left end."""
 
-import weakref
-
 import keras
 import numpy as np
 import pytest
@@ -13,9 +11,7 @@ import tfdist
 from tfdist import private_keras_calls
 from tfdist import running_fit
 from tfdist.all_reduce import fit as fit_lib
-from tfdist.all_reduce import tail
 from tfdist.all_reduce.consistency import Moment
-from tfdist.strategies import without_servers
 
 
 def test_left_calls_end_before_callbacks_of_the_next_begin():
@@ -149,36 +145,10 @@ def test_what_a_step_trains_apart_from_its_model_is_shared(monkeypatch):
         assert any(variable is apart.value for variable in found)
 
 
-class Expected(Exception):
-    """What a callback of a test raises."""
-
-
-def fail(*_, **__):
-    raise Expected
-
-
-def fit_that_fails(model, steps, **methods):
-    """Trains on some ones, until a method of a callback raises."""
-    with pytest.raises(Expected):
-        model.fit(
-            programs.batches(np.ones(steps)),
-            verbose=0,
-            callbacks=[programs.on(**methods)],
-        )
-
-
-def averaged(strategy):
-    """A model whose weights are -1, -2 after steps, and averages -1, -1.5."""
-    with strategy.scope():
-        return programs.linear(
-            keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
-        )
-
-
 def test_no_steps_are_followed_with_averages_of_weights(monkeypatch):
     """As those of another worker, whose `fit` has more epochs."""
     strategy = tfdist.AllReduceStrategy()
-    engine, model, seen = strategy._engine, averaged(strategy), []
+    engine, model, seen = strategy._engine, programs.averaged(strategy), []
     follow = engine.follow
 
     def spy(lanes, **mine):
@@ -190,166 +160,6 @@ def test_no_steps_are_followed_with_averages_of_weights(monkeypatch):
     model.fit(programs.batches(np.ones(2)), verbose=0)
     assert seen == [-2.0]
     assert programs.weight_of(model) == -1.5
-
-
-def test_averages_of_an_optimizer_that_keras_does_not_know_stay_there(
-    monkeypatch,
-):
-    """Keras puts those of the compiled one in place, which is none."""
-    strategy = tfdist.AllReduceStrategy()
-    # Another worker has had no exception.
-    consistency = strategy._engine.consistency
-    meet = consistency.meet
-    monkeypatch.setattr(consistency, "meet", lambda *n: meet(*n) + 1)
-    with strategy.scope():
-        model = programs.linear()
-        model.compile(None, "mse")
-        own = keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
-
-    def train_step(data):
-        own.apply([data[0]], model.trainable_variables)
-        return {"loss": tf.zeros([])}
-
-    model.own, model.train_step = own, train_step
-    fit_that_fails(model, 2, on_epoch_end=fail)
-    strategy.barrier()
-    assert programs.weight_of(model) == -2.0
-
-
-@pytest.mark.parametrize("others_have", [False, True])
-def test_after_an_exception_there_are_averages_where_others_have_them(
-    monkeypatch, others_have
-):
-    strategy = tfdist.AllReduceStrategy()
-    consistency, model = strategy._engine.consistency, averaged(strategy)
-    meet = consistency.meet
-    monkeypatch.setattr(
-        consistency, "meet", lambda *numbers: meet(*numbers) + others_have
-    )
-
-    def fail_in_second(batch, logs=None):
-        if batch == 1:
-            fail()
-
-    fit_that_fails(model, 4, on_train_batch_end=fail_in_second)
-    strategy.barrier()
-    assert programs.weight_of(model) == (-1.5 if others_have else -2.0)
-
-
-@pytest.mark.parametrize("way", ["train_on_batch", "run", "eagerly"])
-def test_steps_after_an_exception_come_after_the_end_of_its_fit(
-    monkeypatch, way
-):
-    """Else the others would take them for steps of theirs."""
-    strategy = tfdist.AllReduceStrategy()
-    with strategy.scope():
-        model = programs.linear()
-    fit_that_fails(model, 4, on_train_batch_end=fail)
-    at_end = []
-    monkeypatch.setattr(
-        strategy._engine,
-        "note_end",
-        lambda lanes: at_end.append(programs.weight_of(model)),
-    )
-
-    def step():
-        model.optimizer.apply([tf.ones([1, 1])], model.trainable_variables)
-
-    if way == "train_on_batch":
-        model.train_on_batch(np.ones([1, 1]), np.ones([1, 1]))
-    else:
-        strategy.run(tf.function(step) if way == "run" else step)
-    assert at_end == [-1.0]
-    assert programs.weight_of(model) == -2.0
-
-
-def test_steps_of_another_model_come_after_the_end_of_a_fit_that_raised(
-    monkeypatch,
-):
-    """It has never been in `fit`, where Keras's step is put in our hands."""
-    strategy = tfdist.AllReduceStrategy()
-    with strategy.scope():
-        model, other = programs.linear(), programs.linear()
-    fit_that_fails(model, 2, on_train_batch_end=fail)
-    engine, seen = strategy._engine, []
-    monkeypatch.setattr(
-        engine, "note_end", lambda lanes: seen.append(programs.weight_of(other))
-    )
-    other.train_on_batch(np.ones([1, 1]), np.ones([1, 1]))
-    assert seen == [0.0]
-    assert not engine.fits.has_abandoned
-    assert programs.weight_of(other) == -1.0
-
-
-@pytest.mark.parametrize("run_eagerly", [False, True])
-def test_a_prediction_after_an_exception_waits_for_nobody(run_eagerly):
-    """The others may go on for long, or be gone."""
-    strategy = tfdist.AllReduceStrategy()
-    with strategy.scope():
-        model = programs.linear()
-    model.run_eagerly = run_eagerly
-    fit_that_fails(model, 2, on_train_batch_end=fail)
-    model.predict(np.ones([1, 1]), verbose=0)
-    assert strategy._engine.fits.has_abandoned
-
-
-def test_an_optimizer_made_after_an_exception_is_none_of_that_fit(monkeypatch):
-    """Else this worker would compare other variables than the others do."""
-    strategy = tfdist.AllReduceStrategy()
-    with strategy.scope():
-        model = programs.linear()
-    fit_that_fails(model, 2, on_train_batch_end=fail)
-    first, compared = model.optimizer, []
-    compare = strategy._engine.compare_model
-
-    def spy(moment, model):
-        compared.append(model.optimizer)
-        compare(moment, model)
-
-    monkeypatch.setattr(strategy._engine, "compare_model", spy)
-    with strategy.scope():
-        model.compile(keras.optimizers.SGD(0.5), programs.Mean())
-    assert compared == [first]
-    model.fit(programs.batches(np.ones(2)), verbose=0)
-    assert compared == [first, model.optimizer]
-
-
-def test_what_a_step_has_told_counts_if_the_next_one_in_its_call_raises(
-    monkeypatch,
-):
-    """At the end of their epoch the others compare what they have set."""
-    strategy = tfdist.AllReduceStrategy()
-    with strategy.scope():
-        model = programs.linear()
-    engine = strategy._engine
-
-    def call(function, *args):
-        logs = function(*args)
-        if int(model.optimizer.iterations) == 2:
-            raise Expected
-        return logs
-
-    monkeypatch.setattr(engine, "call", call)
-
-    def set_weight(batch, logs=None):
-        model.set_weights([np.ones([1, 1])])
-
-    with pytest.raises(Expected):
-        model.fit(
-            programs.batches(np.ones(4)),
-            verbose=0,
-            callbacks=[programs.on(on_train_batch_end=set_weight)],
-        )
-    # They come to that end first, and then to the end of `fit`.
-    over, moments = iter([0.0, 1.0]), []
-    monkeypatch.setattr(
-        engine, "follow", lambda *_, **__: tail.Tail(over=next(over))
-    )
-    monkeypatch.setattr(
-        engine, "compare_model", lambda moment, _: moments.append(moment)
-    )
-    engine.fits.end_if_abandoned()
-    assert moments == [Moment.END_OF_EPOCH, Moment.END_OF_FIT]
 
 
 def test_weights_that_are_set_after_the_last_step_are_told_without_one(
@@ -378,75 +188,6 @@ def test_weights_that_are_set_after_the_last_step_are_told_without_one(
     )
     # At the end of the epoch, behind its callbacks, and at the end of `fit`.
     assert told == [None, 1.0, None]
-
-
-@pytest.mark.parametrize("moment", ["on_train_batch_end", "on_train_end"])
-def test_a_script_that_ends_after_an_exception_ends_its_fit(
-    monkeypatch, moment
-):
-    """Once, and not as one that has trained in a loop: nobody else has."""
-    strategy = tfdist.AllReduceStrategy()
-    with strategy.scope():
-        model = programs.linear()
-    engine, closed, loops = strategy._engine, [], []
-    fit_that_fails(model, 2, **{moment: fail})
-    adopt_model = engine.adopt_model
-
-    def adopt(moment, model, *more):
-        closed.append(moment)
-        return adopt_model(moment, model, *more)
-
-    monkeypatch.setattr(engine, "adopt_model", adopt)
-    monkeypatch.setattr(engine, "end_loops", lambda: loops.append(True))
-    without_servers._end(weakref.ref(engine))
-    assert closed == [Moment.END_OF_FIT]
-    assert not loops
-
-
-@pytest.mark.parametrize(
-    "moment",
-    [
-        "on_epoch_begin",
-        "on_train_batch_end",
-        "on_test_end",
-        "on_epoch_end",
-        "on_train_end",
-    ],
-)
-def test_a_fit_in_a_callback_that_has_raised_ends_there(monkeypatch, moment):
-    """Else the others would wait for its end, and this worker for them."""
-    strategy = tfdist.AllReduceStrategy()
-    with strategy.scope():
-        outer, inner = programs.linear(), programs.linear()
-    x = programs.batches(np.ones(2))
-    ended, exceptions = [], []
-
-    def fit_inner(*_, **__):
-        if exceptions:
-            return
-        with pytest.raises(Expected) as caught:
-            inner.fit(
-                x, verbose=0, callbacks=[programs.on(on_train_batch_end=fail)]
-            )
-        exceptions.append(caught)
-
-    adopt_model = strategy._engine.adopt_model
-
-    def adopt(moment, model, *more):
-        if moment is Moment.END_OF_FIT:
-            ended.append((model, programs.weight_of(outer)))
-        return adopt_model(moment, model, *more)
-
-    monkeypatch.setattr(strategy._engine, "adopt_model", adopt)
-    outer.fit(
-        x,
-        epochs=2,
-        validation_data=x,
-        verbose=0,
-        callbacks=[programs.on(**{moment: fit_inner})],
-    )
-    steps = {"on_epoch_begin": 0, "on_train_batch_end": 1, "on_train_end": 4}
-    assert ended == [(inner, -steps.get(moment, 2)), (outer, -4.0)]
 
 
 def test_another_worker_that_stops_before_an_epoch_loses_no_batch(monkeypatch):

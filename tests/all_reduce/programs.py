@@ -296,3 +296,9 @@ def the_chief_reads_and_evaluates_alone(strategy, worker):
 def weight_of_last(model):
     """The weight of the last layer, an eager read."""
     return model.layers[-1].kernel.numpy().item()
+
+
+def averaged(strategy):
+    """A model whose weights are -1, -2 after steps, and averages -1, -1.5."""
+    with strategy.scope():
+        return linear(keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5))
