@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.multi_process.real_cluster import ClusterUnderTest
+from tfdist.runtime.recovery import server_readiness
 
 STEPS = 200
 WORKERS = 4
@@ -36,7 +37,7 @@ def reports(zygote, tmp_path_factory):
 @pytest.mark.smoke
 def test_nobody_waits_for_processes_of_before(reports):
     for report in reports:
-        assert "there before" not in report["output"]
+        assert server_readiness.WAITED_FOR not in report["output"]
 
 
 @pytest.mark.smoke

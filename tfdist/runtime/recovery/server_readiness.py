@@ -19,6 +19,8 @@ from tfdist.runtime.variables import traced_calls
 # A worker that was there before notices the loss of a server within 10 s, and
 # at once where the server's port is closed.
 _NOTICE_SECONDS = 12.0
+WAITED_FOR = "a worker that was there before to restore parameter server"
+"""Said of empty servers, with their names after it."""
 
 
 class Holding(enum.IntEnum):
@@ -121,10 +123,7 @@ class ServerReadiness:
 
         waiting.wait_until(
             is_settled,
-            what=lambda: (
-                "a worker that was there before to restore parameter server "
-                f"{unsettled()}"
-            ),
+            what=lambda: f"{WAITED_FOR} {unsettled()}",
             timeout=timeout,
         )
         if set(found) == {Holding.EMPTY}:
