@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist import checks
@@ -308,8 +309,11 @@ def _slots(model):
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or not model.trainable_variables:
         return 2
-    copy = optimizer.__class__.from_config(optimizer.get_config())
-    copy = getattr(copy, "inner_optimizer", copy)
-    probe = keras.Variable(tf.zeros([7, 3]), name="probe")
-    copy.build([probe])
-    return sum(tuple(v.shape) == (7, 3) for v in copy.variables)
+    config = optimizer.get_config()
+    # In a graph of its own no strategy makes the variables: none is on servers.
+    with tf.Graph().as_default():
+        copy = optimizer.__class__.from_config(config)
+        copy = getattr(copy, "inner_optimizer", copy)
+        probe = keras.Variable(np.zeros([7, 3]), name="probe")
+        copy.build([probe])
+        return sum(tuple(v.shape) == (7, 3) for v in copy.variables)

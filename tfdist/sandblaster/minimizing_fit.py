@@ -56,8 +56,6 @@ class MinimizingFit:
         self._has_ended = False
         # Whether the model has shown the parameters of an iteration.
         self._has_shown = False
-        # Whether servers hold what this call of `fit` is about.
-        self._has_begun = False
         _check_optimizer(self._model)
         if is_past:
             # No epoch: the model is not trained, and callbacks would save it
@@ -129,13 +127,13 @@ class MinimizingFit:
 
     def put_back(self):
         """Servers are there again: they get what they have lost."""
-        if self._worker is not None:
-            self._worker.forget()
-        if self._coordinator is not None:
-            if self._coordinator.has_begun:
-                self._coordinator.go_on()
-        elif self._has_begun:
+        if self._worker is None:
+            return
+        self._worker.forget()
+        if self._coordinator is None:
             self._training.await_coordinator()
+        elif self._coordinator.has_begun:
+            self._coordinator.go_on()
 
     def catch_up(self):
         """On the chief, servers hold the last iteration that was shown.
@@ -228,7 +226,6 @@ class MinimizingFit:
             self._kept = training.over_losses(self._gradients.values)
         loaded = self._model.optimizer.take_loaded()
         training.over_losses(lambda: self._begin_together(loaded))
-        self._has_begun = True
 
     def _begin_together(self, loaded):
         """Begins on the servers; others see whether they do the same."""
@@ -269,7 +266,6 @@ class MinimizingFit:
         # `on_preemption="note"`, it has ended its call.
         elif not preemption.will_exit():
             self._training.over_losses(self._end_together)
-        self._has_begun = False
         # They have all of the data, and the model.
         self._worker = self._coordinator = self._gradients = None
         self._model = self._kept = None
