@@ -1,6 +1,7 @@
 """Pipelines without flushes, against formulas, NumPy and plain Keras."""
 
 import keras
+from keras import layers
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -220,6 +221,29 @@ def test_state_passes_from_unit_to_unit():
         trained.append([*model.get_weights(), history["loss"]])
     for one, two in zip(*trained, strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-12)
+
+
+def test_the_loss_that_is_shown_of_sums_is_that_of_the_batch():
+    x, y = np.arange(7.0)[:, None], np.ones((7, 1))
+    shown = []
+    for piped in (False, True):
+        model = keras.Sequential(
+            [
+                keras.Input((1,)),
+                layers.Dense(2, kernel_regularizer="l2", name="a"),
+                layers.Dense(1, kernel_initializer="ones", name="b"),
+            ]
+        )
+        model.layers[0].kernel.assign([[0.5, 2.0]])
+        if piped:
+            pipelined.pipeline(
+                model, ["b"], micro_batches=2, schedule="pipedream_2bw"
+            )
+        loss = keras.losses.MeanSquaredError(reduction="sum")
+        model.compile(keras.optimizers.SGD(0.0), loss, run_eagerly=True)
+        history = model.fit(x, y, 4, verbose=0, shuffle=False).history
+        shown.append(history["loss"])
+    assert shown[1] == pytest.approx(shown[0], rel=1e-9)
 
 
 def test_blocks_on_shared_devices_train_as_on_their_own():

@@ -329,28 +329,45 @@ def test_an_optimizer_from_outside_the_scope_is_refused(optimizer):
 
 
 class Noise(layers.Layer):
-    """Multiplies by random numbers that TensorFlow draws."""
+    """Multiplies by random numbers that TensorFlow draws.
+
+    Args:
+        draw: what draws them, a callable of their shape.
+    """
+
+    def __init__(self, draw=tf.random.normal):
+        super().__init__()
+        self._draw = draw
 
     def call(self, inputs):
-        return inputs * tf.random.normal(tf.shape(inputs))
+        return inputs * self._draw(tf.shape(inputs))
+
+
+def draw_rows(shape):
+    """Draws random numbers row by row, in a loop of TensorFlow's."""
+    rows = tf.zeros(shape[:1])
+    return tf.map_fn(lambda row: row + tf.random.normal(shape[1:]), rows)
 
 
 @pytest.mark.parametrize(
-    ("options", "refused"),
+    ("options", "draw", "refused"),
     [
-        ({"schedule": "1f1b", "recompute": True}, True),
-        ({"schedule": "pipedream"}, True),
-        ({"schedule": "1f1b"}, False),
+        ({"schedule": "1f1b", "recompute": True}, tf.random.normal, True),
+        ({"schedule": "1f1b", "recompute": True}, draw_rows, True),
+        ({"schedule": "pipedream"}, tf.function(tf.random.normal), True),
+        ({"schedule": "1f1b"}, tf.random.normal, False),
     ],
 )
-def test_random_numbers_that_would_be_drawn_again_are_refused(options, refused):
+def test_random_numbers_that_would_be_drawn_again_are_refused(
+    options, draw, refused
+):
     model = keras.Sequential(
         [
             keras.Input((1,)),
             layers.Dense(
                 1, use_bias=False, kernel_initializer="ones", name="a"
             ),
-            Noise(),
+            Noise(draw),
             layers.Identity(name="b"),
         ]
     )

@@ -1,5 +1,7 @@
 """`fit` with L-BFGS in one process."""
 
+from unittest import mock
+
 import keras
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from tests.sandblaster.fits import own_step
 from tests.sandblaster.fits import small_model
 import tfdist
 from tfdist.cluster import preemption
+from tfdist.sandblaster import minimizing_fit
 from tfdist.sandblaster import portion_gradients
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -379,6 +382,18 @@ def test_weights_set_by_callbacks_outlive_the_loss_of_a_server(strategy):
 
     fit(model, 2, callbacks=[SetsAtEnd()])
     assert set(tasks.weights_of(model)) == {0.5}
+
+
+def test_a_worker_that_begins_waits_for_what_the_chief_puts_back():
+    """Else it reads a record that the first server has lost."""
+    one = object.__new__(minimizing_fit.MinimizingFit)
+    one._training = mock.Mock()
+    one._coordinator = one._worker = None
+    one.put_back()
+    assert not one._training.await_coordinator.called
+    one._worker = mock.Mock()
+    one.put_back()
+    assert one._training.await_coordinator.called
 
 
 @pytest.mark.parametrize("exits", [True, False])

@@ -18,7 +18,7 @@ _KEEP_BATCH_AXIS = (
 
 
 def compute_of_outputs(model, y, y_pred, sample_weight):
-    """Returns the loss where gradients reach weights through outputs alone.
+    """Computes the loss where gradients reach weights through outputs alone.
 
     A stage that updates by itself gets its gradient from its outputs and from
     the regularizers of its weights, and from nothing else of the loss.
@@ -28,6 +28,9 @@ def compute_of_outputs(model, y, y_pred, sample_weight):
       y: A structure of targets, or None.
       y_pred: The model's outputs.
       sample_weight: A structure of tensors, or None.
+
+    Returns:
+      The loss, and what of it is of regularizers: a list of tensors.
 
     Raises:
       ValueError: The loss depends on a trainable weight in another way, or
@@ -60,7 +63,7 @@ def compute_of_outputs(model, y, y_pred, sample_weight):
                 "schedule, it would be trained all the same: add all of "
                 "`self.losses`, or use schedule='gpipe'."
             )
-    return loss
+    return loss, tree.flatten(penalties)
 
 
 @contextlib.contextmanager

@@ -221,11 +221,18 @@ class StageTasks:
         )
         if self.rule.accumulates:
             losses.check(model, y, y_pred)
-        loss = losses.compute_of_outputs(model, y, y_pred, sample_weight)
-        tracker = private_keras.loss_tracker(model)
-        tracker.update_state(loss, sample_weight=given["count",][0])
-        model.compute_metrics(None, y, y_pred, sample_weight)
+        loss, penalties = losses.compute_of_outputs(
+            model, y, y_pred, sample_weight
+        )
         share = tf.cast(given["share",][0], loss.dtype)
+        shown = loss
+        if not self._mean:
+            # Weighted with examples, such values have the batch's sum as mean.
+            fixed = tf.add_n([tf.zeros_like(loss), *penalties])
+            shown = (loss - fixed) / share + fixed
+        tracker = private_keras.loss_tracker(model)
+        tracker.update_state(shown, sample_weight=given["count",][0])
+        model.compute_metrics(None, y, y_pred, sample_weight)
         # Of a mean over the examples of an update this is the unit's part.
         targets = [loss * share if self._mean else loss]
         penalty = _penalty(stage.weights, weights)
