@@ -99,6 +99,31 @@ def test_a_callback_at_the_end_does_not_wait_for_who_will_not_come_there(
     assert programs.weight_of(model) == -4.0
 
 
+def test_each_barrier_meets_whatever_this_worker_has_done(
+    strategy, monkeypatch
+):
+    """Others may have written a file that this worker is about to read."""
+    model, consistency = linear(strategy), engine_of(strategy)._consistency
+    met, meet = [], consistency.meet
+
+    def met_at(moment, *numbers):
+        met.append(moment)
+        return meet(moment, *numbers)
+
+    monkeypatch.setattr(consistency, "meet", met_at)
+
+    def barrier(*args, logs=None):
+        met.clear()
+        strategy.barrier()
+        assert Moment.BARRIER in met
+
+    barrier()
+    fit(model, programs.on(on_epoch_end=barrier, on_train_batch_end=barrier))
+    assert programs.weight_of(model) == -4.0
+    barrier()
+    barrier()
+
+
 def test_after_a_barrier_at_the_end_another_model_may_be_trained(strategy):
     model, other = linear(strategy), linear(strategy)
     x = np.ones([1, 1], "float32")

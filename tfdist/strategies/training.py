@@ -262,10 +262,7 @@ class TrainingMixin:
         has not come `start_timeout` after this one did; nor is anybody for
         longer than ten minutes without progress of the training.
 
-        With `communication="ring"`, all are waited for instead. But a call
-        does nothing there if this worker has neither called `fit` nor made a
-        training step (be it one that only accumulates gradients) since the
-        last time that all met, here or at the end of `fit` in a callback.
+        With `communication="ring"`, all are waited for instead, in each call.
 
         Raises:
           tf.errors.UnavailableError: With `communication="ring"`, a worker is

@@ -106,7 +106,10 @@ class RingCommunication:
             # All have just exchanged what was left, and meet after their
             # callbacks: whom an exception has ended does not come here.
             return
-        if engine.is_open() and not engine.fits.is_running:
+        if engine.fits.is_running:
+            if meets:
+                engine.meet()
+        elif meets or engine.is_open():
             engine.end_steps()
             local.show_anchor()
 

@@ -127,6 +127,11 @@ class RingEngine:
                     self.compare_model(Moment.BARRIER, None)
                     self.adopt_model(Moment.BARRIER, None)
 
+    def meet(self):
+        """Waits for all workers, in a callback between two batches."""
+        with self.meeting():
+            self._consistency.meet(Moment.BARRIER)
+
     def put_averages(self, model, are_there):
         """Does nothing: local steps refuse averages of weights."""
 
