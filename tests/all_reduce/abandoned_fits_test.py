@@ -79,6 +79,34 @@ def test_after_an_exception_there_are_averages_where_others_have_them(
     assert programs.weight_of(model) == (-1.5 if others_have else -2.0)
 
 
+@pytest.mark.parametrize("has_failed", [True, False])
+def test_where_a_worker_is_gone_who_is_left_saves_and_loads(
+    monkeypatch, tmp_path, has_failed
+):
+    strategy = tfdist.AllReduceStrategy()
+    engine = strategy._engine
+    with strategy.scope():
+        model = programs.linear()
+    fit_that_fails(model, 2, on_train_batch_end=fail)
+
+    def follow(*_, **__):
+        raise tf.errors.UnavailableError(None, None, "task:1 is gone")
+
+    monkeypatch.setattr(engine, "follow", follow)
+    monkeypatch.setattr(engine.collectives, "has_failed", has_failed)
+    if not has_failed:  # Others may still come.
+        with pytest.raises(tf.errors.UnavailableError):
+            model.set_weights([np.array([[3.0]])])
+        return
+    model.save_weights(tmp_path / "rescued.weights.h5")
+    model.set_weights([np.array([[3.0]])])
+    with strategy.scope():
+        loaded = programs.linear()
+    loaded.load_weights(tmp_path / "rescued.weights.h5")
+    assert programs.weight_of(loaded) == -1.0
+    assert programs.weight_of(model) == 3.0
+
+
 @pytest.mark.parametrize("way", ["train_on_batch", "run", "eagerly"])
 def test_steps_after_an_exception_come_after_the_end_of_its_fit(
     monkeypatch, way

@@ -5,6 +5,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.all_reduce import programs
 from tests.all_reduce.ctrl_c import handler
@@ -97,6 +98,27 @@ def test_a_callback_at_the_end_does_not_wait_for_who_will_not_come_there(
     fit(model, programs.on(on_train_end=end))
     assert calls == ["callback"]
     assert programs.weight_of(model) == -4.0
+
+
+def test_where_a_worker_is_gone_who_is_left_saves_the_last_exchange(
+    strategy, monkeypatch
+):
+    model, engine = linear(strategy), engine_of(strategy)
+
+    def lose(*_, **__):
+        raise tf.errors.UnavailableError(None, None, "task:1 is gone")
+
+    def lose_in_third(batch, logs=None):
+        if batch == 2:
+            lose()
+
+    with pytest.raises(tf.errors.UnavailableError):
+        fit(model, programs.on(on_train_batch_end=lose_in_third))
+    monkeypatch.setattr(engine, "follow", lose)
+    monkeypatch.setattr(engine._ring._collectives, "has_failed", True)
+    assert programs.weight_of(model) == -2.0
+    model.set_weights([np.array([[3.0]])])
+    assert programs.weight_of(model) == 3.0
 
 
 def test_each_barrier_meets_whatever_this_worker_has_done(

@@ -33,6 +33,7 @@ class NoCollectives:
     """The collectives of one worker alone: a sum is what it brings."""
 
     num_workers = 1
+    has_failed = False
 
     def sum(self, vector, name, piece=None):
         """Returns `vector`."""
@@ -64,6 +65,8 @@ class Collectives:
     """
 
     def __init__(self, peers, seconds):
+        # Whether a sum has taken too long.
+        self._is_over = False
         self._peers = peers
         self.device = peers.device
         self._seconds = seconds
@@ -127,6 +130,11 @@ class Collectives:
                 )
         return self._tokens[piece]
 
+    @property
+    def has_failed(self):
+        """Whether no sum succeeds any more, for good."""
+        return self._is_over or self._peers.has_lost
+
     def look(self):
         """Ends all sums if one has waited for too long; at each heartbeat.
 
@@ -142,6 +150,7 @@ class Collectives:
                 self._seen[piece] = since, now
             elif since and 0 < self._seconds < now - self._seen[piece][1]:
                 self._peers.watching.discard(self)  # Once is for good.
+                self._is_over = True
                 private_tensorflow.abort_collectives(
                     tf.errors.DEADLINE_EXCEEDED,
                     f"A sum over the workers took over {self._seconds:g} s.",

@@ -313,6 +313,11 @@ class Engine:
         shared = self._shared_by(model)
         self.consistency.compare(moment, [v for v in shared if not v.is_rate])
 
+    @property
+    def has_failed(self):
+        """Whether workers can meet no more, for good."""
+        return self.collectives.has_failed
+
     def put_averages(self, model, are_there):
         """Puts averages of weights in place where other workers have.
 

@@ -10,6 +10,7 @@ import itertools
 
 from absl import logging
 import keras
+import tensorflow as tf
 
 from tfdist import model_optimizers
 from tfdist import own_callbacks
@@ -396,11 +397,21 @@ class Fit:
             self._engine.adopt_model(Moment.END_OF_EPOCH, self._model)
 
     def abandon(self):
-        """Ends it after an exception: the others may have had none."""
-        if not self._is_compared:
-            with contextlib.suppress(DifferentValuesError):
-                self.end(has_raised=True)
-        self.close()
+        """Ends it after an exception: the others may have had none.
+
+        Where one of them is gone, it is over here, and the model is this
+        worker's own: what is there can be saved, and what was saved loaded.
+        """
+        try:
+            if not self._is_compared:
+                with contextlib.suppress(DifferentValuesError):
+                    self.end(has_raised=True)
+            self.close()
+        except tf.errors.OpError as error:
+            if not self._engine.has_failed:
+                raise
+            logging.warning("This `fit` ends alone: %s", error.message)
+            self._on_close(self)
 
     def close(self):
         """Gives all what the chief's callbacks have made of the weights."""

@@ -91,6 +91,11 @@ class Peers:
         self._has_failed = False
         self.watching = weakref.WeakSet()
 
+    @property
+    def has_lost(self):
+        """Whether a worker is known to be gone."""
+        return self._lost is not None
+
     def start(self, timeout):
         """Starts this process's server and waits for the others; see `join`."""
         config = self._config

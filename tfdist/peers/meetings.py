@@ -33,6 +33,9 @@ class Meetings:
       engine: Weak reference to the `PeerEngine`.
     """
 
+    # Workers that are lost are left out.
+    has_failed = False
+
     def __init__(self, roster, name, device, tolerance, engine):
         self.num_workers = roster.num_workers
         self._roster = roster

@@ -89,6 +89,11 @@ class Ring:
         self.num_workers = collectives.num_workers
         self.told = tail_lib.Told()
 
+    @property
+    def has_failed(self):
+        """Whether workers can meet no more, for good."""
+        return self._collectives.has_failed
+
     # The call.
 
     def call(self, inner, mine):

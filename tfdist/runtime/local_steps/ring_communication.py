@@ -1,5 +1,7 @@
 """Local steps exchanged by workers of a cluster without servers."""
 
+from absl import logging
+
 from tfdist.runtime.local_steps import ring as ring_lib
 from tfdist.runtime.local_steps import ring_engine
 
@@ -101,6 +103,16 @@ class RingCommunication:
         engine = self._engine
         engine.local = local
         engine.fits.end_abandoned()
+        if engine.has_failed and not meets:
+            if engine.is_open():
+                logging.log_first_n(
+                    logging.WARNING,
+                    "Another worker is gone: steps since the last exchange "
+                    "are exchanged no more, and the model is that of then.",
+                    1,
+                )
+            local.show_anchor()
+            return
         has_ended = engine.fits.is_ending and not local.unpushed()
         if has_ended and not meets:
             # All have just exchanged what was left, and meet after their

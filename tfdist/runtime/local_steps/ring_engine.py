@@ -55,6 +55,11 @@ class RingEngine:
         # Exchanges of this worker when all had last met.
         self._met_at = 0
 
+    @property
+    def has_failed(self):
+        """Whether workers can meet no more, for good."""
+        return self._ring.has_failed
+
     def call(self, function, *args):
         """Calls a `train_function`."""
         return function(*args)
