@@ -35,7 +35,7 @@ class Worker:
 
     def __init__(self, zero=None, own_models=0, **settings):
         """Makes one that follows `zero` and has made some models of its own."""
-        strategy = tfdist.PeerToPeerStrategy()
+        self.strategy = strategy = tfdist.PeerToPeerStrategy()
         with strategy.scope():
             self.own = [keras.Variable([0.0]) for _ in range(own_models)]
             self.variables = [keras.Variable([0.0]) for _ in range(2)]
@@ -137,3 +137,30 @@ def test_a_joiner_takes_the_first_steps_that_others_have_taken():
     host.consistency.mine.clear()
     host.train(1, 0)
     joiner.train(1, 0)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("who", ["host", "joiner"])
+def test_a_joiner_needs_all_that_others_have_made_before_their_first_step(
+    who, when
+):
+    """A snapshot tells by numbers which value is whose."""
+    own = int(when == "before")
+    host = Worker(own_models=own * (who == "host"), momentum=0.9)
+    joiner = Worker(host, own * (who == "joiner"), momentum=0.9)
+    for worker in host, joiner:
+        worker.fit()
+        is_other = worker is {"host": host, "joiner": joiner}[who]
+        with worker.strategy.scope():
+            if when == "after" and is_other:
+                worker.own = keras.Variable([0.0])
+            worker.optimizers[0].build(worker.variables)
+        if worker is host:
+            host.train(0, 1)
+            position = json.loads(json.dumps(host.first_steps.position))
+    joiner.first_steps.take_position(position)
+    variables = [one.value for one in joiner.variables]
+    is_as_there = joiner.first_steps.is_as_at_join(variables, 1)
+    assert is_as_there == (when == "after")
+    with pytest.raises(ValueError, match="in the same order"):
+        joiner.train(0, 1)

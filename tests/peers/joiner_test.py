@@ -298,9 +298,11 @@ def test_who_has_joined_before_is_there_from_the_request_on(others):
     roster.await_later([0, 1])
     others.post = lambda **said: lost.append(roster.lost)
     others.take_position = engine.note_known = lambda *position: None
-    engine.first_steps = types.SimpleNamespace(take_position=lambda told: None)
+    engine.first_steps = types.SimpleNamespace(
+        take_position=lambda told: None, is_as_at_join=lambda *_: True
+    )
     engine.applying, engine.restore_state = contextlib.nullcontext, str
-    told = {"known": {"0": 10, "1": 11}, "seen": {}}
+    told = {"known": {"0": 10, "1": 11}, "seen": {}, "fit": 1}
 
     def ask_all():
         joiner._heard = {0}

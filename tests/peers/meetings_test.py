@@ -215,6 +215,34 @@ def test_its_own_pause_does_not_count_as_the_silence_of_others(
     assert met._roster.lost == [1]
 
 
+def test_a_job_that_was_suspended_as_a_whole_gives_up_nobody(
+    servers, monkeypatch
+):
+    """Nobody gets on meanwhile."""
+    clock, passed = [0.0], iter([0.1, 700.0, 0.1, 0.1])
+
+    def sleep(seconds):
+        clock[0] += next(passed)
+
+    monkeypatch.setattr(
+        meetings,
+        "time",
+        types.SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep),
+    )
+    servers.tolerance.stall_timeout = 600.0
+    met = servers.meetings(0)
+    for worker in 1, 2:
+        servers.meetings(worker)._post()
+    seen = []
+
+    def read(worker, status):
+        seen.append(worker)
+        return len(seen) > 6
+
+    met._wait(read, None)
+    assert not met._roster.lost
+
+
 def test_a_worker_that_knows_of_the_death_first_waits_for_the_next_leader(
     servers,
 ):

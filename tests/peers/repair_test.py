@@ -4,7 +4,6 @@ import contextlib
 import io
 import itertools
 import types
-import weakref
 
 import numpy as np
 import pytest
@@ -50,9 +49,11 @@ class Meetings:
         sums = [7 * number for number in seen]
         header = {"seen": seen, "sums": sums, "earlier": [0, 0, 5]}
         header = {key: {self._name: row} for key, row in header.items()}
+        # There the variable has another number than here.
+        header["lanes"] = [[2, 3]]
         value = np.full(SIZE, THEIRS, np.float32)
         file = io.BytesIO()
-        saved = saved_state.SavedState({"peers": header}, {"variable/0": value})
+        saved = saved_state.SavedState({"peers": header}, {"variable/3": value})
         saved_state.write(saved, file)
         return file.getvalue()
 
@@ -78,10 +79,11 @@ def run(receiver, snapshots, lost=(), seconds=20.0):
         channels=[channel],
         requests=itertools.count(1),
         applying=contextlib.nullcontext,
-        variables=[weakref.ref(variable)],
         lanes=[
             types.SimpleNamespace(
-                agreeing=[variable], receive=lambda kept: receive()
+                number=0,
+                agreeing=[variable],
+                receive=lambda kept: receive(),
             )
         ],
     )

@@ -167,6 +167,9 @@ class PeerEngine(engine_lib.Engine):
 
     def make_lane(self, optimizer, variables, states, have_rows):
         """Makes a `PeerLane`; see there."""
+        if self.channels and not self.first_steps.was_at_join(len(self._made)):
+            # Steps of other lanes may be the last ones for long.
+            self._take_all()
         self.first_steps.begin(optimizer, variables)
         made = lane_lib.PeerLane(self, optimizer, variables, len(self._made))
         self._made.append(weakref.ref(made))
@@ -430,7 +433,8 @@ class PeerEngine(engine_lib.Engine):
             for one in self.channels
         }
         # A channel that was freed here lacks nothing: its model is no more.
-        freed = self._counted.keys() - here.keys()
+        # Nor does one of before this worker joined that it has not made.
+        freed = (self._counted.keys() | self.seen_at_join.keys()) - here.keys()
         return any(
             here.get(name, 0) < number
             for name, number in sent.items()

@@ -24,7 +24,8 @@ class FirstSteps:
       lanes: By lane, in order of creation: the numbers, in order of creation,
         of its optimizer's count of steps and of the variables that it trains;
         a list of lists.
-      at_join: Those of a snapshot, the same.
+      slots: By lane the numbers of all that its optimizer keeps, the same.
+      at_join: Both of a snapshot, by lane: a list of pairs.
       places: By number of a variable: the meeting in which all have agreed on
         its value, and its place there; a dict of lists.
     """
@@ -32,6 +33,7 @@ class FirstSteps:
     def __init__(self, engine):
         self._engine = engine
         self.lanes = []
+        self.slots = []
         self.at_join = []
         self.places = {}
 
@@ -54,8 +56,10 @@ class FirstSteps:
         ]
         known = [*counters, *variables]
         numbers = self._engine.numbers_of(known)
+        slots = self._engine.numbers_of(map(plain, optimizer.variables))
         if self.was_at_join(len(self.lanes)):
-            is_same = self.at_join[len(self.lanes)] == numbers
+            # All of it has the snapshot's values, by these numbers.
+            is_same = self.at_join[len(self.lanes)] == (numbers, slots)
         else:
             is_same = self._is_same(numbers, known)
         if not is_same:
@@ -71,6 +75,7 @@ class FirstSteps:
                 "trains a part of a model, give the rest gradients of zero."
             )
         self.lanes.append(numbers)
+        self.slots.append(slots)
 
     def was_at_join(self, lane):
         """Whether a lane was in the snapshot: the others have it already."""
@@ -106,9 +111,28 @@ class FirstSteps:
     @property
     def position(self):
         """The part of a snapshot that a joiner goes on from, for JSON."""
-        return {"lanes": self.lanes, "places": [*self.places.items()]}
+        return {
+            "lanes": self.lanes,
+            "slots": self.slots,
+            "places": [*self.places.items()],
+        }
 
     def take_position(self, position):
         """Goes on where another worker is; see `position`."""
-        self.at_join = position["lanes"]
+        both = zip(position["lanes"], position["slots"], strict=True)
+        self.at_join = [*both]
         self.places = dict(position["places"])
+
+    def is_as_at_join(self, variables, meeting):
+        """Whether variables have the numbers of those of a snapshot.
+
+        Args:
+          variables: Those that all have agreed on when `fit` began, in the
+            order in which the others have, a list of `WorkerVariable`.
+          meeting: The number of the meeting in which they have.
+        """
+        there = {(m, place): n for n, (m, place) in self.places.items()}
+        return all(
+            there.get((meeting, place), number) == number
+            for place, number in enumerate(self._engine.numbers_of(variables))
+        )

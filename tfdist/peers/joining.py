@@ -296,10 +296,19 @@ class Joiner:
             name: (seen, told["sums"][name], told["earlier"][name])
             for name, seen in told["seen"].items()
         }
-        self._engine.first_steps.take_position(told)
+        shared = variables_lib.shared_by(model)
+        first_steps = self._engine.first_steps
+        first_steps.take_position(told)
+        if not first_steps.is_as_at_join(shared, told["fit"]):
+            raise saved_state.ModelMismatchError(
+                "This worker cannot join: it has made other models or "
+                "optimizers under strategy.scope() before `fit` than the "
+                "worker whose values it takes, and the order in which all "
+                "are made tells which is which. Make the same on all workers."
+            )
         with self._engine.applying():
             self._engine.restore_state(saved)
-        for variable in variables_lib.shared_by(model):
+        for variable in shared:
             variable.is_agreed = True
         self._meetings.take_position(told)
         self._meetings.post(joins=False, seen=told["seen"])

@@ -51,6 +51,12 @@ class Repair:
             self._reason,
             self._seconds,
         )
+        try:
+            self._repair(name)
+        finally:
+            self._apply(lambda worker, update: True)
+
+    def _repair(self, name):
         saved = self._fetch()
         if not self._roster.is_lost(self._worker):
             self._engine.collectives.request(self._worker, admission.TAKEN)
@@ -64,7 +70,6 @@ class Repair:
             )
         else:
             self._take(saved)
-        self._apply(lambda worker, update: True)
 
     def _fetch(self):
         """Returns the other's `SavedState`, or None."""
@@ -146,12 +151,15 @@ class Repair:
             return is_here and not roster.is_lost(sender)
 
         self._apply(is_in)
-        numbers = {id(v()): k for k, v in enumerate(engine.variables)}
         off = 0.0
         for lane in engine.lanes:
+            # There: the other one may have made more models.
+            numbers = told["lanes"][lane.number][-len(lane.agreeing) :]
             with engine.applying():
-                for variable in lane.agreeing:
-                    value = saved.arrays[f"variable/{numbers[id(variable)]}"]
+                for variable, number in zip(
+                    lane.agreeing, numbers, strict=True
+                ):
+                    value = saved.arrays[f"variable/{number}"]
                     change = variable.numpy().astype(np.float64) - value
                     off = max(off, float(np.abs(change).max(initial=0.0)))
                     variable.assign(value)
