@@ -93,7 +93,7 @@ def interrupted(monkeypatch, engine, number):
 @pytest.mark.parametrize(
     ("number", "right"),
     [
-        # No step is taken here, and those of others are followed.
+        # A step is taken here, and those of others are followed.
         (1, [Moment.FIT, FOLLOW, *END]),
         *((number, ALL) for number in range(4, 8)),
     ],
@@ -108,6 +108,20 @@ def test_ctrl_c_leaves_out_nothing_that_others_wait_for(
         fit(model)
     engine.fits.end_if_abandoned()
     assert seen == right
+
+
+def test_ctrl_c_before_the_first_step_of_all_leaves_steps_to_be_followed(
+    monkeypatch,
+):
+    strategy = tfdist.AllReduceStrategy()
+    with strategy.scope():
+        model = programs.linear()
+    engine = strategy._engine
+    seen = interrupted(monkeypatch, engine, 1)
+    with pytest.raises(KeyboardInterrupt):
+        fit(model)
+    engine.fits.end_if_abandoned()
+    assert seen == [Moment.FIT, FOLLOW, *END[1:]]
 
 
 @pytest.mark.parametrize("number", [1, 2])

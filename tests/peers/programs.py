@@ -248,6 +248,17 @@ def heads_in_another_order(strategy, worker):
         assert weights == [0.0, 0.0]
 
 
+def another_optimizer(strategy, worker):
+    """Steps of one optimizer, many of worker 1; what the next one's sees."""
+    with strategy.scope():
+        variables = [keras.Variable([0.0]) for _ in range(2)]
+        optimizers = [keras.optimizers.SGD(1.0) for _ in range(2)]
+    for k, steps in enumerate([80 if worker == 1 else 1, 1]):
+        for _ in range(steps):
+            strategy.run(optimizers[k].apply, ([tf.ones([1])], [variables[k]]))
+    return {"first": variables[0].numpy().item()}
+
+
 def models_in_another_order(strategy, worker):
     """Each worker begins with another one of two models of equal shapes."""
     with strategy.scope():

@@ -14,6 +14,7 @@ PROGRAMS = (
     "set_after_an_exception",
     "loss_scale",
     "monitored",
+    "another_optimizer",
     "heads_in_another_order",
     "models_in_another_order",
 )
@@ -53,6 +54,11 @@ def test_what_a_loop_has_sent_is_applied_once_when_fit_begins(reports):
     for report in reports:
         replica = report["loop_before_fit"]["replica"]
         assert replica == sum_of(30 + 2, 1 + 2)
+
+
+def test_a_first_step_sees_all_updates_of_optimizers_before(reports):
+    for report in reports:
+        assert report["another_optimizer"] == {"first": -81.0}
 
 
 def test_what_is_set_after_an_exception_comes_after_all_updates(reports):

@@ -31,7 +31,8 @@ _AT = {
     Moment.BARRIER: "`strategy.barrier()`",
 }
 _AT_EPOCH_ENDS = (
-    ", or set them at the end of an epoch, when the chief's count for all"
+    ", or set them at the end of an epoch, when the chief's count for all (a "
+    "worker whose data has ended makes the steps of others without callbacks)"
 )
 
 

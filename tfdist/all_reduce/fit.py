@@ -94,7 +94,9 @@ class FitCalls:
             with self._engine.meeting():
                 chiefs = fit.begin(data.value)
                 self._stack.append(fit)
-            self._has_warned = self._has_warned or data.warns(chiefs)
+                self._has_warned = self._has_warned or data.warns(chiefs)
+                # Before Ctrl-C: without a first step none can be followed.
+                return fit.call(function, *args)
         if not self._stack:
             return self._engine.call(function, *args)
         return self._stack[-1].call(function, *args)
