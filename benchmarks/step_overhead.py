@@ -4,11 +4,13 @@
 
 `model.fit` of a multi-layer perceptron with a batch of 32: in plain Keras,
 under `tfdist.AsyncStrategy` without servers, and with one server and one
-worker on this machine, and under `tfdist.PeerToPeerStrategy` with two workers.
-They take turns; what is shown is the median over the rounds, and the median of
-what a step costs more than plain Keras's of the same round. CPU is that of a
-worker's process, with all of its threads: where other programs run on the
-machine, it is what compares. The beginning and the end of `fit` do not count.
+worker on this machine, and under `tfdist.PeerToPeerStrategy` with two workers;
+and in two processes of plain Keras at a time, which share the machine as those
+two workers do. They take turns; what is shown is the median over the rounds,
+and the median of what a step costs more than plain Keras's of the same round.
+CPU is that of a worker's process, with all of its threads: where other programs
+run on the machine, it is what compares. The beginning and the end of `fit` do
+not count.
 """
 
 import contextlib
@@ -40,6 +42,7 @@ SYSTEMS = {
     "plain": "plain Keras",
     "without_servers": "AsyncStrategy without servers",
     "with_server": "AsyncStrategy, 1 server",
+    "two_plain": "plain Keras, 2 processes at a time",
     "peers": "PeerToPeerStrategy, 2 workers, threshold",
 }
 
@@ -72,6 +75,9 @@ def start(stack):
         ),
         "with_server": clusters.Cluster(
             (keras_fit.under_async_strategy, OPTIMIZERS)
+        ),
+        "two_plain": clusters.Cluster(
+            (keras_fit.plain, OPTIMIZERS), ps=0, workers=2
         ),
         "peers": clusters.Cluster(
             (keras_fit.under_peer_to_peer, OPTIMIZERS), ps=0, workers=2
