@@ -284,12 +284,11 @@ def test_a_call_that_others_have_ended_early_is_not_trained_to_its_end(
 
 @pytest.mark.parametrize(
     "make_strategy",
-    [
-        tfdist.AsyncStrategy,
-        tfdist.AllReduceStrategy,
+    nightly.also(
+        [tfdist.AsyncStrategy, tfdist.AllReduceStrategy],
         # It has an outer optimizer besides.
-        lambda: tfdist.DiLoCoStrategy(period=2),
-    ],
+        [lambda: tfdist.DiLoCoStrategy(period=2)],
+    ),
 )
 def test_a_model_that_has_gone_on_is_not_set_back_with_another(
     tmp_path, make_strategy
@@ -313,6 +312,7 @@ def test_a_model_that_has_gone_on_is_not_set_back_with_another(
     assert_same(resumed, trained, 0.0)
 
 
+@pytest.mark.nightly
 def test_ids_and_rates_of_a_model_that_has_gone_on_are_not_set_back(tmp_path):
     def run(epochs):
         strategy = tfdist.AsyncStrategy(table_bytes=1)
@@ -356,13 +356,17 @@ def _averaged():
 
 @pytest.mark.parametrize(
     ("make_strategy", "make_optimizer"),
-    [
-        (_diloco, SGD),
-        (tfdist.AsyncStrategy, SGD),
-        (tfdist.AllReduceStrategy, SGD),
-        (tfdist.AsyncStrategy, _averaged),
-        (tfdist.AllReduceStrategy, _averaged),
-    ],
+    nightly.also(
+        [
+            (tfdist.AsyncStrategy, _averaged),
+            (tfdist.AllReduceStrategy, _averaged),
+        ],
+        [
+            (_diloco, SGD),
+            (tfdist.AsyncStrategy, SGD),
+            (tfdist.AllReduceStrategy, SGD),
+        ],
+    ),
 )
 def test_a_finished_script_that_is_run_again_has_what_it_ended_with(
     tmp_path, make_strategy, make_optimizer
