@@ -167,7 +167,8 @@ class PeerEngine(engine_lib.Engine):
 
     def make_lane(self, optimizer, variables, states, have_rows):
         """Makes a `PeerLane`; see there."""
-        if self.channels and not self.first_steps.was_at_join(len(self._made)):
+        is_new = not self.first_steps.was_at_join(len(self._made))
+        if is_new and self.channels and self.roster.others:
             # Steps of other lanes may be the last ones for long.
             self._take_all()
         self.first_steps.begin(optimizer, variables)
