@@ -205,6 +205,7 @@ def has_no_step(model):
     model.fit(examples.batch(1).take(0), verbose=0)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("fit", "exchanges"),
     [(ends_normally, 1), (ends_by_an_exception, 2), (has_no_step, 0)],
@@ -257,6 +258,7 @@ def test_what_an_evaluation_assigns_is_put_back(run_eagerly):
     assert [*scale, count] == [-0.5, -0.5, 3.0]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("in_fit", [False, True])
 def test_layers_that_are_frozen_are_trained_upon_as_they_are_evaluated(in_fit):
     """No exchange moves a worker's own weights of theirs any more."""
@@ -347,6 +349,7 @@ def test_own_weights_stay_when_another_optimizer_is_compiled(is_used):
     assert np.abs(own[0] - model.variables[0].numpy()).max() > 1e-3
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("of_keras", [True, False])
 def test_a_first_eager_step_is_of_own_weights_as_traced_ones_before(of_keras):
     """Its gradient, too, and not only what the optimizer changes."""

@@ -218,6 +218,7 @@ def sampled():
     return values, x
 
 
+@pytest.mark.nightly
 def test_another_process_goes_on_with_the_same_samples(
     name, directory, sampled
 ):

@@ -71,6 +71,7 @@ def test_a_compiled_step_does_the_same(strategy):
     np.testing.assert_allclose(*losses, rtol=1e-12)
 
 
+@pytest.mark.nightly
 def test_training_goes_on_where_it_has_ended(strategy, tmp_path):
     """In a second `fit`, and in one of a saved model with its memory."""
 

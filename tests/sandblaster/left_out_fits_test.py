@@ -94,6 +94,7 @@ def restart(strategy):
     strategy._training._calls = itertools.count()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("first", [0, 2])
 def test_a_restarted_chief_with_a_backup_leaves_no_iteration_out(
     alone, tmp_path, first
@@ -192,6 +193,7 @@ def read_in(strategy, monkeypatch):
     return read
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("make", [shuffled, Shuffles])
 def test_a_restarted_task_reads_the_order_that_the_others_have_read(
     monkeypatch, make
@@ -212,6 +214,7 @@ def test_a_restarted_task_reads_the_order_that_the_others_have_read(
     np.testing.assert_array_equal(*found)
 
 
+@pytest.mark.nightly
 def test_a_task_that_has_made_fewer_epochs_reads_the_order_of_the_others(
     monkeypatch,
 ):

@@ -283,6 +283,7 @@ def test_momentum_of_a_worker_that_has_left_leaves_the_sum():
     )
 
 
+@pytest.mark.nightly
 def test_momenta_begin_anew_where_a_snapshot_is_of_fewer_workers():
     """What decides over their gradients does as well."""
     run, method, made = f"corrections {next(_runs)}", Async(), "zero"
