@@ -354,7 +354,7 @@ def draw_rows(shape):
     [
         ({"schedule": "1f1b", "recompute": True}, tf.random.normal, True),
         ({"schedule": "1f1b", "recompute": True}, draw_rows, True),
-        ({"schedule": "pipedream"}, tf.function(tf.random.normal), True),
+        ({"schedule": "pipedream"}, tf.function(draw_rows), True),
         ({"schedule": "1f1b"}, tf.random.normal, False),
     ],
 )

@@ -66,7 +66,7 @@ class Collectives:
 
     def __init__(self, peers, seconds):
         # Whether a sum has taken too long.
-        self._is_over = False
+        self._has_stalled = False
         self._peers = peers
         self.device = peers.device
         self._seconds = seconds
@@ -133,7 +133,7 @@ class Collectives:
     @property
     def has_failed(self):
         """Whether no sum succeeds any more, for good."""
-        return self._is_over or self._peers.has_lost
+        return self._has_stalled or self._peers.has_lost
 
     def look(self):
         """Ends all sums if one has waited for too long; at each heartbeat.
@@ -150,7 +150,7 @@ class Collectives:
                 self._seen[piece] = since, now
             elif since and 0 < self._seconds < now - self._seen[piece][1]:
                 self._peers.watching.discard(self)  # Once is for good.
-                self._is_over = True
+                self._has_stalled = True
                 private_tensorflow.abort_collectives(
                     tf.errors.DEADLINE_EXCEEDED,
                     f"A sum over the workers took over {self._seconds:g} s.",

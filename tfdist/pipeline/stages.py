@@ -8,25 +8,11 @@ import keras
 import tensorflow as tf
 
 from tfdist import private_keras
+from tfdist.pipeline import random_operations
 from tfdist.pipeline import stage_scope
 from tfdist.placement import devices as devices_lib
 from tfdist.placement import placed
 from tfdist.placement.calls import calls_of
-
-# TensorFlow's operations that keep the state of their numbers themselves.
-_RANDOM = frozenset(
-    {
-        "Multinomial",
-        "ParameterizedTruncatedNormal",
-        "RandomGamma",
-        "RandomPoissonV2",
-        "RandomShuffle",
-        "RandomStandardNormal",
-        "RandomUniform",
-        "RandomUniformInt",
-        "TruncatedNormal",
-    }
-)
 
 
 class Stage:
@@ -149,7 +135,7 @@ class Stage:
             random numbers that a repetition would not draw again.
         """
         own_state = self.state
-        earlier = _operations() if is_repeated else []
+        earlier = random_operations.built() if is_repeated else []
         scope = stage_scope.StageScope(
             self.weights,
             state_mapping=[
@@ -172,7 +158,11 @@ class Stage:
         self._check(outputs, scope)
         self._check_read(read.watched_variables())
         if is_repeated:
-            self._check_random(_random(_operations()[len(earlier) :]))
+            self._check_random(
+                random_operations.among(
+                    random_operations.built()[len(earlier) :]
+                )
+            )
         after = [scope.get_current_value(variable) for variable in own_state]
         changed = {
             key
@@ -443,43 +433,3 @@ def _bounds_of_groups(names, stages):
             f"{owner}"
         )
     return [owner.index(k) for k in range(len(stages))] + [len(names)]
-
-
-def _operations():
-    """Those of the graph that is being built, a list."""
-    if tf.executing_eagerly():
-        return []
-    return tf.compat.v1.get_default_graph().get_operations()
-
-
-def _random(operations):
-    """Names of those that draw other numbers each time, a list.
-
-    Args:
-      operations: Of the graph that is being built; what they call counts.
-    """
-    nodes = [operation.node_def for operation in operations]
-    library = None
-    found, seen = [], set()
-    while nodes:
-        node = nodes.pop()
-        if node.op in _RANDOM:
-            found.append(node.name)
-        called = _functions_of(node) - seen
-        if called and library is None:
-            graph = tf.compat.v1.get_default_graph().as_graph_def()
-            library = {f.signature.name: f for f in graph.library.function}
-        seen |= called
-        for name in called:
-            nodes += library[name].node_def
-    return found
-
-
-def _functions_of(node):
-    """Names of functions that a `NodeDef` calls, such as a loop's body."""
-    return {
-        function.name
-        for value in node.attr.values()
-        for function in (value.func, *value.list.func)
-        if function.name
-    }

@@ -1,0 +1,58 @@
+"""TensorFlow's operations that draw other numbers each time."""
+
+import tensorflow as tf
+
+# TensorFlow's operations that keep the state of their numbers themselves.
+_RANDOM = frozenset(
+    {
+        "Multinomial",
+        "ParameterizedTruncatedNormal",
+        "RandomGamma",
+        "RandomPoissonV2",
+        "RandomShuffle",
+        "RandomStandardNormal",
+        "RandomUniform",
+        "RandomUniformInt",
+        "TruncatedNormal",
+    }
+)
+
+
+def built():
+    """Operations of the graph that is being built, a list."""
+    if tf.executing_eagerly():
+        return []
+    return tf.compat.v1.get_default_graph().get_operations()
+
+
+def among(operations):
+    """Names of operations that draw other numbers each time, a list.
+
+    Args:
+      operations: Of the graph that is being built; what they call counts.
+    """
+    nodes = [operation.node_def for operation in operations]
+    library = None
+    found, seen = [], set()
+    while nodes:
+        node = nodes.pop()
+        if node.op in _RANDOM:
+            found.append(node.name)
+        called = _functions_of(node) - seen
+        if called and library is None:
+            graph = tf.compat.v1.get_default_graph().as_graph_def()
+            library = {f.signature.name: f for f in graph.library.function}
+        seen |= called
+        for name in called:
+            nodes += library[name].node_def
+    return found
+
+
+def _functions_of(node):
+    """Names of functions that a `NodeDef` calls, such as a loop's body."""
+    return {
+        function.name
+        for value in node.attr.values()
+        for function in (value.func, *value.list.func)
+        if function.name
+    }
