@@ -46,6 +46,9 @@ PYTEST = $(BIN)/python -m pytest --timeout=$(TEST_SECONDS)
 # Where smokes are: other files need not be imported once more.
 SMOKES = all_reduce cli documents_test.py keras_programs multi_process peers \
 	sandblaster
+# Images of containers often forbid to keep what Python has compiled: each
+# process would compile all tests, or all of tfdist, anew.
+test nightly: export PYTHONDONTWRITEBYTECODE =
 
 test: $(STAMP)
 	$(PYTEST) tests/words

@@ -68,6 +68,7 @@ def test_callbacks_get_no_metrics_of_an_epoch_without_a_step(tmp_path, empty):
     assert stopping.best == saving.best == plateau.best == losses[-1]
 
 
+@pytest.mark.nightly
 def test_without_servers_an_epoch_without_data_has_no_metrics_either():
     with tfdist.AllReduceStrategy().scope():
         model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])

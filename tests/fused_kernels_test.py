@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 from tests.strategies import optimizer_cases
 from tests.strategies.optimizers_test import assert_same
 import tfdist
@@ -115,7 +116,12 @@ def by_rule(variable, fn, args):
     fn(variable, *args)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize(
+    "dtype",
+    nightly.also(
+        ["float32", "bfloat16"], sorted({*TOLERANCES} - {"float32", "bfloat16"})
+    ),
+)
 @pytest.mark.parametrize(("kernel", "make"), CASES)
 def test_a_kernel_is_keras_s_formula(of_all_sizes, kernel, make, dtype):
     found, operations = train(make(), by_kernel, dtype)

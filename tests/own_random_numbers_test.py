@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 import tfdist
 from tfdist import own_random_numbers
 from tfdist.cluster.config import ClusterConfig
@@ -126,7 +127,9 @@ def test_all_make_the_same_noisy_update(by_keras, monkeypatch):
 
 
 @pytest.mark.parametrize("by_keras", [False, True])
-@pytest.mark.parametrize("name", ["PeerToPeerStrategy", "GossipStrategy"])
+@pytest.mark.parametrize(
+    "name", nightly.also(["PeerToPeerStrategy"], ["GossipStrategy"])
+)
 def test_each_peer_makes_a_noisy_update_of_its_own(name, by_keras, monkeypatch):
     kind = getattr(tfdist, name)
     first, second = (

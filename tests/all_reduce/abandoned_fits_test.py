@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 from tests.all_reduce import programs
 import tfdist
 from tfdist.all_reduce import tail
@@ -107,6 +108,7 @@ def test_where_a_worker_is_gone_who_is_left_saves_and_loads(
     assert programs.weight_of(model) == 3.0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("way", ["train_on_batch", "run", "eagerly"])
 def test_steps_after_an_exception_come_after_the_end_of_its_fit(
     monkeypatch, way
@@ -164,6 +166,7 @@ def test_a_prediction_after_an_exception_waits_for_nobody(run_eagerly):
     assert strategy._engine.fits.has_abandoned
 
 
+@pytest.mark.nightly
 def test_an_optimizer_made_after_an_exception_is_none_of_that_fit(monkeypatch):
     """Else this worker would compare other variables than the others do."""
     strategy = tfdist.AllReduceStrategy()
@@ -210,13 +213,10 @@ def test_a_script_that_ends_after_an_exception_ends_its_fit(
 
 @pytest.mark.parametrize(
     "moment",
-    [
-        "on_epoch_begin",
-        "on_train_batch_end",
-        "on_test_end",
-        "on_epoch_end",
-        "on_train_end",
-    ],
+    nightly.also(
+        ["on_train_batch_end", "on_test_end"],
+        ["on_epoch_begin", "on_epoch_end", "on_train_end"],
+    ),
 )
 def test_a_fit_in_a_callback_that_has_raised_ends_there(monkeypatch, moment):
     """Else the others would wait for its end, and this worker for them."""

@@ -38,6 +38,7 @@ def test_nobody_follows_one_of_two_optimizers_where_the_other_is_freed(
     assert len(followed) == 1
 
 
+@pytest.mark.nightly
 def test_what_a_step_without_an_optimizer_trains_is_freed():
     strategy = tfdist.AllReduceStrategy()
 

@@ -138,6 +138,7 @@ def test_ctrl_c_in_the_first_step_leaves_it_to_be_followed(monkeypatch, number):
     assert seen == [Moment.STEP, Moment.STEP, FOLLOW, Moment.BARRIER]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [1, 2])
 def test_ctrl_c_in_a_barrier_leaves_no_comparison_to_the_others(
     monkeypatch, trained, number

@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import tfdist
@@ -43,6 +44,7 @@ def test_it_is_kerass_own():
         np.testing.assert_allclose(ours, kerass, rtol=2e-6, atol=1e-7)
 
 
+@pytest.mark.nightly
 def test_rows_of_an_embedding_have_the_rule_of_a_dense_gradient():
     words = np.array([[1, 1], [2, 1], [4, 4], [1, 2]])
     begin = np.linspace(-1.0, 1.0, 15).reshape([5, 3])

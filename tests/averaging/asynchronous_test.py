@@ -106,6 +106,7 @@ def outer_sgd(theta, change):
     return theta - change
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "method", nightly.also([Async()], [BoundedStaleness(99)]), ids=repr
 )
@@ -174,6 +175,7 @@ CORRECTIONS = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name",
     nightly.also(["delay compensation"], ["DANA-Zero", "inverse staleness"]),

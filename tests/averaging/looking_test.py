@@ -297,6 +297,7 @@ def own_values(runtime, variables):
     return [runtime.local.shadow(v.value).numpy() for v in variables]
 
 
+@pytest.mark.nightly
 def test_own_values_of_all_that_is_not_trained_follow_a_pull():
     """Or else nothing would bring what others have made of them."""
     layers = [
@@ -327,6 +328,7 @@ def test_own_values_of_all_that_is_not_trained_follow_a_pull():
     assert_same(run.models[1].get_weights(), chief.get_weights(), 0.0)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("is_used", [True, False])
 def test_own_weights_stay_when_another_optimizer_is_compiled(is_used):
     """Whether or not Python has collected the one before."""

@@ -62,6 +62,7 @@ def train(scope, barrier=lambda: None):
     }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name",
     nightly.also(

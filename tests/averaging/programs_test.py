@@ -82,6 +82,7 @@ def test_several_steps_in_one_function():
     np.testing.assert_allclose(weights_of(model), plain(range(6)), rtol=1e-5)
 
 
+@pytest.mark.nightly
 def test_a_function_within_a_function():
     strategy = tfdist.ParameterServerStrategy(local_steps=4)
     model = build(strategy)
@@ -95,6 +96,7 @@ def test_a_function_within_a_function():
     assert strategy.updates_applied() == [2]
 
 
+@pytest.mark.nightly
 def test_steps_that_name_the_same_variables_in_another_order():
     """As of an encoder and a decoder, the one or the other first."""
     strategy = tfdist.ParameterServerStrategy(local_steps=2)
@@ -196,6 +198,7 @@ def test_weights_that_are_set_at_the_end_stay(local_steps, in_fit):
     np.testing.assert_array_equal(weights_of(model), [7.0, 7.0, 7.0])
 
 
+@pytest.mark.nightly
 def test_steps_count_after_weights_were_set_one_after_another():
     """As callbacks do that put back layers, each at a time of its own."""
     strategy = tfdist.ParameterServerStrategy(local_steps=100)
@@ -234,6 +237,7 @@ def test_examples_are_rows_of_whatever_they_are_in(kind):
     assert int(inner.examples.numpy()) == 2
 
 
+@pytest.mark.nightly
 def test_who_asks_for_others_steps_goes_on_counting_its_own():
     strategy = tfdist.ParameterServerStrategy(local_steps=4)
     model = build(strategy)

@@ -72,6 +72,7 @@ def test_steps_before_a_recovery_are_not_pushed_after_it(method):
         assert (made.weights(1) != held).all()
 
 
+@pytest.mark.nightly
 def test_a_server_lost_in_the_first_step_leaves_one_outer_optimizer(
     monkeypatch,
 ):

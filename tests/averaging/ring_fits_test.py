@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 from tests.all_reduce import programs
 from tests.all_reduce.ctrl_c import handler
 from tests.all_reduce.ctrl_c import interrupting
@@ -69,6 +70,7 @@ def test_a_model_that_a_callback_makes_has_values_at_the_end(strategy):
     assert [programs.weight_of(one) for one in copies] == [0.0, 0.0]
 
 
+@pytest.mark.nightly
 def test_a_model_made_after_an_exception_is_none_of_that_fit(strategy):
     """The others read no values of it at the end of theirs."""
     model = linear(strategy)
@@ -83,7 +85,9 @@ def test_a_model_made_after_an_exception_is_none_of_that_fit(strategy):
     assert programs.weight_of(other) == -4.0
 
 
-@pytest.mark.parametrize("name", ["flush", "await_end_of_training"])
+@pytest.mark.parametrize(
+    "name", nightly.also(["flush"], ["await_end_of_training"])
+)
 def test_a_callback_at_the_end_does_not_wait_for_who_will_not_come_there(
     strategy, monkeypatch, name
 ):
@@ -146,6 +150,7 @@ def test_each_barrier_meets_whatever_this_worker_has_done(
     barrier()
 
 
+@pytest.mark.nightly
 def test_after_a_barrier_at_the_end_another_model_may_be_trained(strategy):
     model, other = linear(strategy), linear(strategy)
     x = np.ones([1, 1], "float32")
@@ -160,6 +165,7 @@ def test_after_a_barrier_at_the_end_another_model_may_be_trained(strategy):
     assert programs.weight_of(other) == -2.0
 
 
+@pytest.mark.nightly
 def test_a_callback_that_trains_at_the_end_leaves_no_step(strategy):
     """Its last one is exchanged as soon as the callback asks for it."""
     model, seen = linear(strategy), []
@@ -189,6 +195,7 @@ def interrupted(monkeypatch, engine, number):
     return seen
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_ctrl_c_in_a_barrier_leaves_no_comparison_to_the_others(
     strategy, monkeypatch, number

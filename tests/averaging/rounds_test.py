@@ -176,6 +176,7 @@ class Call:
         return False
 
 
+@pytest.mark.nightly
 def test_a_fit_after_an_exception_begins_with_the_updates_of_the_others():
     """Else its first push would be late, and all of it be dropped."""
     run = VirtualWorkers(2, preset("ParameterAveragingStrategy"), Sync())

@@ -156,6 +156,7 @@ def _tuned(make_strategy, tmp_path):
     return checkpoint.resumed_epoch, traces(model)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "make_strategy",
     nightly.also(
@@ -262,6 +263,7 @@ def test_where_a_worker_begins_by_the_word_of_the_chief(
     assert _begun_as_worker(tmp_path, word, call, has_used) == expected
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("is_passed", [True, False])
 def test_a_call_that_others_have_ended_early_is_not_trained_to_its_end(
     tmp_path, monkeypatch, is_passed
@@ -282,6 +284,7 @@ def test_a_call_that_others_have_ended_early_is_not_trained_to_its_end(
     assert model._initial_epoch == (2**31 if is_passed else 2)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "make_strategy",
     nightly.also(
@@ -354,6 +357,7 @@ def _averaged():
     return SGD(use_ema=True)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("make_strategy", "make_optimizer"),
     nightly.also(

@@ -92,6 +92,7 @@ def test_what_another_worker_did_in_an_earlier_fit_does_not_count(
         assert steps == {name: 3, counted.OTHER: 3 * pushes}
 
 
+@pytest.mark.nightly
 def test_a_process_that_is_started_again_counts_from_where_its_fit_began(
     monkeypatch, numbered
 ):

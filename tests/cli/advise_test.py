@@ -134,6 +134,7 @@ def test_an_own_model_that_is_best_on_one_machine(tmp_path, capsys):
     assert "Nothing was trained: --epochs is" in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("few_steps")
 def test_with_epochs_the_verdict_is_of_a_target(tmp_path, monkeypatch, capsys):
     """The most examples per second are not the soonest at a target."""

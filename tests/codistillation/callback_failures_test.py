@@ -68,6 +68,7 @@ def stateful():
     return model
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("model", "is_whole", "message"),
     [

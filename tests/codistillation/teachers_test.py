@@ -93,6 +93,7 @@ def test_mean_is_over_those_that_are_available():
     assert_same(expected, student)
 
 
+@pytest.mark.nightly
 def test_teachers_that_diverge_are_left_out():
     x, y = data()
     students = []

@@ -275,6 +275,7 @@ class OwnCodistilled(CodistillationMixin, Own):
     """What a user writes for it."""
 
 
+@pytest.mark.nightly
 def test_models_with_steps_of_their_own(tmp_path):
     x, y = data()
     student = OwnCodistilled()

@@ -184,7 +184,7 @@ class Either(keras.layers.Layer):
 @pytest.mark.parametrize(
     "kind",
     nightly.also(
-        ["array", "PyDataset"], ["cache", "lengths", "shuffle", "threads"]
+        ["PyDataset"], ["array", "cache", "lengths", "shuffle", "threads"]
     ),
 )
 def test_what_is_left_out_is_what_would_have_come_first(kind, left_out):
@@ -199,6 +199,7 @@ def test_what_is_left_out_is_what_would_have_come_first(kind, left_out):
     assert rest == whole[epochs:]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "kind",
     nightly.also(
@@ -227,8 +228,8 @@ def test_rows_of_several_lengths_do_not_change_the_order_of_batches():
     )
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("by_callback", [False, True])
+@pytest.mark.parametrize("workers", nightly.also([2], [1]))
+@pytest.mark.parametrize("by_callback", nightly.also([False], [True]))
 def test_a_data_set_may_become_shorter_with_each_epoch(workers, by_callback):
     """No worker reads beyond its end, and none leaves a batch to nobody."""
     parts = []
@@ -245,6 +246,7 @@ def test_a_data_set_may_become_shorter_with_each_epoch(workers, by_callback):
     assert sizes == sorted(set(sizes), reverse=True)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("share", nightly.also([(2, 0)], [((1, 0),)]))
 def test_a_callback_may_leave_out_more_than_was_known(share):
     """A worker that may join later makes the others' shares no smaller."""
@@ -253,6 +255,7 @@ def test_a_callback_may_leave_out_more_than_was_known(share):
     assert rest == whole[2:]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("outer", [False, True])
 def test_a_worker_that_resumes_reads_an_endless_cache_to_no_end(outer):
     """It reads as much as a worker that was there from the start at most."""

@@ -440,6 +440,7 @@ def test_saturated_outputs_of_earlier_stages_are_trained(run_eagerly):
         np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.nightly
 def test_what_is_under_way_is_none_of_what_follows(tmp_path):
     """Metrics that are reset, and a file that a function of Keras's writes."""
     model = models.make("mlp")

@@ -107,11 +107,12 @@ def measured(schedule, run_eagerly, stages=("b",), **options):
 @pytest.mark.parametrize(
     ("schedule", "options"),
     nightly.also(
+        [("gpipe", {"recompute": True, "stages": ["b", "c"]})],
         [
-            ("gpipe", {"recompute": True, "stages": ["b", "c"]}),
+            ("1f1b", {}),
+            ("pipedream", {"stages": ["b", "c"]}),
             ("pipedream_2bw", {}),
         ],
-        [("1f1b", {}), ("pipedream", {"stages": ["b", "c"]})],
     ),
 )
 @pytest.mark.parametrize("run_eagerly", nightly.also([True], [False]))

@@ -302,6 +302,7 @@ def test_a_model_whose_pipeline_is_refused_is_left_as_it_was():
         model.train_on_batch(x, y)
 
 
+@pytest.mark.nightly
 def test_validation_data_of_unknown_size_is_read_anew_in_each_epoch():
     strategy = strategy_of()
     with strategy.scope():

@@ -182,6 +182,7 @@ def kept(graph):
     return found
 
 
+@pytest.mark.nightly
 def test_recomputation_keeps_nothing_but_inputs(graphs):
     graph, _ = graphs("gpipe")
     assert kept(graph) == {

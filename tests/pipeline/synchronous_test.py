@@ -24,7 +24,7 @@ SCHEDULES = schedules.SYNCHRONOUS
 # The gradient.
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", nightly.also(["1f1b"], ["gpipe"]))
 @pytest.mark.parametrize("kind", models.KINDS)
 def test_gradient_is_that_of_the_whole_batch(kind, schedule, float64):
     model = compiled(models.make(kind), models.KINDS[kind].loss)

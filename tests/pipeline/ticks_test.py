@@ -119,6 +119,7 @@ def test_batches_of_other_sizes_may_follow_each_other():
     )
 
 
+@pytest.mark.nightly
 def test_data_of_another_kind_waits_until_the_pipeline_is_empty():
     # What is on its way of one kind could not follow the other's.
     x, y = chains.units_of([6])[0]

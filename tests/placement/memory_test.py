@@ -14,6 +14,7 @@ from tfdist.placement.graph import Node
 AB = Devices(("A", "B"))
 
 
+@pytest.mark.nightly
 @laws.settings(max_examples=60)
 @given(st.data())
 def test_memory_as_defined(data):

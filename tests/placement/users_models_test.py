@@ -251,6 +251,7 @@ def test_a_placed_model_trains_with_servers_as_without():
         np.testing.assert_allclose(first, second, rtol=1e-6)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("eagerly", nightly.also([False], [True]))
 def test_a_model_that_has_trained_with_servers_is_placed(eagerly):
     """What has pulled and pushed the replicas finds them where they are."""
@@ -283,6 +284,7 @@ def test_a_placed_model_can_be_pickled():
     np.testing.assert_array_equal(loaded(x), model(x))
 
 
+@pytest.mark.nightly
 def test_constants_go_with_what_they_are_for():
     """Also in the loop of an LSTM's gradient, where each turn would send."""
     model, where = zoo.build("lstm")

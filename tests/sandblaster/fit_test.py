@@ -8,6 +8,7 @@ import pytest
 import scipy.optimize
 import tensorflow as tf
 
+from tests import nightly
 from tests.sandblaster import tasks
 from tests.sandblaster.fits import fit
 from tests.sandblaster.fits import own_step
@@ -280,7 +281,7 @@ def test_sample_weights_count(strategy):
     np.testing.assert_allclose(strategy.iterations[-1]["value"], whole)
 
 
-@pytest.mark.parametrize("metrics", [["mae"], []])
+@pytest.mark.parametrize("metrics", nightly.also([[]], [["mae"]]))
 def test_the_log_of_a_train_step_without_metrics_is_the_loss(strategy, metrics):
     logs = fit(own_step(strategy, metrics), 2).history
     values = [one["value"] for one in strategy.iterations[-2:]]
@@ -351,6 +352,7 @@ def test_a_fit_that_is_stopped_keeps_weights_and_memory(
         np.testing.assert_allclose(losses, expected, rtol=1e-12)
 
 
+@pytest.mark.nightly
 def test_saving_keeps_weights_that_were_set_after_a_stopped_fit(
     strategy, tmp_path
 ):
@@ -369,6 +371,7 @@ def test_saving_keeps_weights_that_were_set_after_a_stopped_fit(
         assert set(tasks.weights_of(one)) == {0.5}
 
 
+@pytest.mark.nightly
 def test_weights_set_by_callbacks_outlive_the_loss_of_a_server(strategy):
     """A server is lost when the chief waits for the others at the end."""
     model = tasks.make_model(strategy)
@@ -397,7 +400,7 @@ def test_a_worker_that_begins_waits_for_what_the_chief_puts_back():
     assert one._training.await_coordinator.called
 
 
-@pytest.mark.parametrize("exits", [True, False])
+@pytest.mark.parametrize("exits", nightly.also([False], [True]))
 def test_a_chief_that_takes_note_of_a_notice_ends_its_fit(
     strategy, monkeypatch, exits
 ):

@@ -39,6 +39,7 @@ def alone():
     return tfdist.SandblasterStrategy(portions_per_worker=5)
 
 
+@pytest.mark.nightly
 def test_callbacks_see_no_epoch_of_a_call_that_is_left_out(alone, tmp_path):
     model = tasks.make_model(alone)
     path = tmp_path / "best.keras"
@@ -61,6 +62,7 @@ def test_callbacks_see_no_epoch_of_a_call_that_is_left_out(alone, tmp_path):
     assert len(fit(again, 3).history["loss"]) == 3
 
 
+@pytest.mark.nightly
 def test_a_model_that_is_not_trained_here_is_not_saved(alone, tmp_path, caplog):
     path = tmp_path / "model.keras"
     path.write_text("what the process before has saved")
@@ -124,6 +126,7 @@ def test_a_restarted_chief_stops_where_the_process_before_has_stopped(alone):
     assert fit(tasks.make_model(alone), 9).history["loss"] == losses[2:]
 
 
+@pytest.mark.nightly
 def test_a_restarted_chief_logs_what_the_train_step_returns(alone):
     """It shows the last iteration again, of which it computes no portion."""
     with pytest.raises(KeyboardInterrupt):

@@ -133,6 +133,7 @@ def test_where_no_direction_decreases_it_is_stuck():
     np.testing.assert_array_equal(x, np.ones(3))
 
 
+@pytest.mark.nightly
 def test_a_direction_of_no_use_restarts_the_memory():
     made = functions.make_shards(np.ones(8), 1, 5)
     evaluate = functions.evaluator(functions.Quadratic(8), made)
@@ -256,6 +257,7 @@ def test_what_the_coordinator_holds_does_not_grow_with_the_model():
     assert sizes == [8 + 3 + 64] * 2
 
 
+@pytest.mark.nightly
 def test_a_search_that_begins_again_writes_over_no_pair_of_before(monkeypatch):
     made = functions.make_shards(ROSENBROCK_START, 1, 3)
     one = minimizer.Minimizer(

@@ -71,6 +71,7 @@ def test_servers_keep_what_they_have_learned_since_the_backup(
             np.testing.assert_array_equal(now, before)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("is_passed", [True, False])
 def test_a_call_that_others_have_ended_early_is_not_trained_to_its_end(
     tmp_path, monkeypatch, is_passed

@@ -114,7 +114,7 @@ class _Evaluates(keras.callbacks.Callback):
         self.model.evaluate(X, Y, verbose=0, callbacks=self._given)
 
 
-@pytest.mark.parametrize("writes", [False, True])
+@pytest.mark.parametrize("writes", nightly.also([True], [False]))
 @pytest.mark.parametrize(
     "make, owner",
     [
@@ -159,6 +159,7 @@ def test_other_workers_resume_from_the_chief_s_backup(tmp_path):
     assert tree(tmp_path) == list(before)
 
 
+@pytest.mark.nightly
 def test_a_backup_that_is_being_written_is_read_when_it_is_whole(tmp_path):
     fit(_MAKE["BackupAndRestore"](tmp_path), clusters.chief())
     metadata = pathlib.Path(tmp_path, "training_metadata.json")

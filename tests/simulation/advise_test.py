@@ -56,6 +56,7 @@ def played(measurement, *strategies, num_workers=4, **settings):
     }
 
 
+@pytest.mark.nightly
 def test_a_free_network_gives_n_times_one_machine():
     advice, found = advised(measured(), *registry.names("synchronization"))
     rates = {name: p.speed_up for name, p in found.items()}

@@ -56,6 +56,7 @@ def compared():
     )
 
 
+@pytest.mark.nightly
 def test_every_figure_is_that_of_the_histories(compared):
     alone, other = compared.rows()
     assert [alone["method"], other["method"]] == [ONE_MACHINE, "async"]

@@ -341,6 +341,7 @@ def test_nobody_waits_for_a_worker_that_has_less_data(exchange, steps):
     np.testing.assert_allclose(weights, -DYADIC * steps, rtol=1e-6)
 
 
+@pytest.mark.nightly
 def test_a_worker_without_more_data_applies_what_others_send():
     history = simulation.simulate(
         constant_fn,
@@ -363,6 +364,7 @@ def test_a_worker_without_more_data_applies_what_others_send():
     assert applied == {10: 6, 20: 7, 30: 8, 40: 9, 50: 10, 60: 12}
 
 
+@pytest.mark.nightly
 def test_updates_that_wait_for_a_link_are_sent_as_one_vector():
     dense = 4 * quadratic.SIZE
     arguments = dict(SHORT, num_workers=3, seed=1)

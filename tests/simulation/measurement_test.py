@@ -73,6 +73,7 @@ def test_measuring_leaves_the_model_as_it_was(trained):
     model.fit(_X, _Y, verbose=0)  # It can still be trained.
 
 
+@pytest.mark.nightly
 def test_a_model_with_lbfgs_is_measured_without_its_steps():
     optimizer = LBFGS(memory=3)
     model = build(optimizer)
@@ -97,6 +98,7 @@ def test_bytes_are_those_of_the_simulator():
         )
 
 
+@pytest.mark.nightly
 def test_what_is_frozen_is_not_sent():
     layers = keras.layers
     base = keras.Sequential(

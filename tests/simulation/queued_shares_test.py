@@ -110,6 +110,7 @@ def test_a_portion_whose_worker_dies_before_it_says_so_is_done():
     assert batches_of(history) == list(range(8))
 
 
+@pytest.mark.nightly
 @laws.settings(20)
 @given(
     workers=st.integers(1, 5),

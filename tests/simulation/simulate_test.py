@@ -221,6 +221,7 @@ def test_a_dataset_of_examples_is_the_same_as_arrays():
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.nightly
 def test_evaluations_come_every_so_many_epochs_and_at_the_end():
     history = run(
         epochs=3,

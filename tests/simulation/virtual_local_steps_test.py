@@ -64,6 +64,7 @@ def test_weights_are_averaged_by_examples_and_momentum_stays_local():
     assert history.total_bytes == 7 * 2 * 3 * 4
 
 
+@pytest.mark.nightly
 def test_slots_are_averaged_as_weights_are():
     history = simulate(
         "parameter_averaging:period=2:average_optimizer_state=true",
@@ -220,6 +221,7 @@ def test_averaging_after_every_step_of_sgd_is_sync():
     assert one.total_bytes == other.total_bytes
 
 
+@pytest.mark.nightly
 def test_accrued_gradients_of_one_step_are_async_to_the_bit():
     steps = averaging.AccruedGradients(1, 1, SGD(quadratic.RATE))
     one = simulate(Method(local_steps=steps), optimizer=lambda: SGD(0.3))

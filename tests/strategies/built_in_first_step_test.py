@@ -126,7 +126,7 @@ SETTINGS = {
     "compiled": {"jit_compile": True},
     "several": {"steps_per_execution": 2},
 }
-SOME = [("servers", ""), ("all_reduce", "")]
+SOME = [("all_reduce", "")]
 OTHERS = [
     *((kind, "") for kind in STRATEGIES if (kind, "") not in SOME),
     *(

@@ -114,6 +114,7 @@ OTHERS = [
 ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("strategy", "optimizer", "mode"),
     nightly.also(SOME, [case for case in OTHERS if case not in SOME]),
@@ -123,6 +124,7 @@ def test_an_optimizer_does_as_without(strategy, optimizer, mode):
     assert_same(found, _plainly(optimizer))
 
 
+@pytest.mark.nightly
 def test_eager_steps_that_accumulate_are_no_updates():
     """Synchronous workers refuse what comes beside updates."""
 

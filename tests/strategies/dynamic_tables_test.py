@@ -272,6 +272,7 @@ def test_rows_are_as_old_after_a_restore_as_when_they_were_saved(tmp_path):
     np.testing.assert_array_equal(ages(), saved)
 
 
+@pytest.mark.nightly
 def test_two_fits_and_another_optimizer():
     x, _ = examples()
     strategy = strategy_with_tables()
@@ -380,6 +381,7 @@ def test_export_has_ids_and_rows(trained, tmp_path, monkeypatch):
     np.testing.assert_array_equal(table(ids), rows)
 
 
+@pytest.mark.nightly
 def test_files_without_ids_are_refused(trained, tmp_path):
     x, _ = examples()
     _, model, _ = trained

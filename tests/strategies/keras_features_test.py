@@ -203,6 +203,7 @@ def test_layers_with_state_of_their_own():
     assert np.max(np.abs(mean)) > 1e-3
 
 
+@pytest.mark.nightly
 def test_embedding_with_sparse_gradients():
     random = np.random.default_rng(5)
     # Row 11 never occurs; within a batch, rows occur more than once.

@@ -87,6 +87,7 @@ def test_model_saved_under_a_strategy_loads_under_another(saved):
     _goes_on_as(loaded, saved)
 
 
+@pytest.mark.nightly
 def test_model_saved_without_a_strategy_loads_under_one(tmp_path):
     keras.utils.set_random_seed(2)
     plain = _trained_and_saved(compiled(perceptron(), "adam"), tmp_path)

@@ -1,6 +1,7 @@
 """Whose learning rate an update of several workers' gradients takes."""
 
 import numpy as np
+import pytest
 
 from tests.runtime.coordination import coordinated_exchange_test
 from tests.runtime.exchange import delay_test
@@ -37,6 +38,7 @@ def trained(workers, order, size):
         )
 
 
+@pytest.mark.nightly
 def test_an_update_takes_the_rate_of_the_lowest_whoever_carries_it_out():
     workers = coordinated_exchange_test.make_workers(
         "settings of softsync", 3, SoftSync(3), rule="sgd"

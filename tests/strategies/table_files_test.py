@@ -56,6 +56,7 @@ def test_export_has_all_rows(trained, tmp_path, monkeypatch):
     assert json.loads(index.read_text())["updates"] == 1
 
 
+@pytest.mark.nightly
 def test_export_replaces_the_one_before_at_once(trained, tmp_path, monkeypatch):
     strategy, model, rows = trained
     strategy.export_tables(tmp_path, model)
@@ -292,6 +293,7 @@ def test_large_tables_are_saved_in_more_chunks(
     np.testing.assert_array_equal(table(np.arange(ROWS)), rows)
 
 
+@pytest.mark.nightly
 def test_rows_are_put_back_as_what_a_script_sets(monkeypatch):
     """That comes after all that others make in the call of `fit` before."""
     strategy = strategy_with_tables()

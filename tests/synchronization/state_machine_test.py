@@ -2,6 +2,7 @@
 
 import itertools
 
+import pytest
 import tensorflow as tf
 
 from tests.synchronization.virtual_cluster import Cluster
@@ -22,6 +23,7 @@ def clusters():
     return waits, computes, gone
 
 
+@pytest.mark.nightly
 def test_what_is_told_may_be_known_by_the_graph_alone():
     """A server's heartbeat says all at once what a virtual one says of it."""
     decisions = Decisions(Sync(), PATIENCE)

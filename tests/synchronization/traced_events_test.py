@@ -49,7 +49,7 @@ def attendance(now, rng):
 
 @pytest.mark.parametrize(
     "method",
-    nightly.also([BoundedStaleness(1), SoftSync(2)], [Sync(1)]),
+    nightly.also([BoundedStaleness(1)], [SoftSync(2), Sync(1)]),
     ids=repr,
 )
 def test_they_decide_what_the_state_machine_decides(method):

@@ -37,6 +37,7 @@ def check(run, other):
     assert numbers[0] == numbers[1]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", nightly.also(["Downpour"], ["averaging"]))
 def test_each_of_two_optimizers_takes_up_its_steps(name):
     whole = new_run(name, 2)

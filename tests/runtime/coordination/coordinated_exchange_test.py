@@ -121,6 +121,7 @@ def test_gradients_of_several_optimizers_are_known_after_a_loss():
         assert (found["pushed"], found["accepted"]) == (5, 5)
 
 
+@pytest.mark.nightly
 def test_a_gradient_of_an_epoch_that_has_ended_is_void():
     """Servers were lost, and one worker knows while the other does not."""
     first, second = make_workers("epochs", 2, Async(), rule="momentum")
@@ -341,6 +342,7 @@ def test_sums_of_half_precision_neither_overflow_nor_stop(
     assert float(model.layers[0].kernel[0, 0]) == gradient
 
 
+@pytest.mark.nightly
 def test_snapshots_leave_out_all_that_is_by_worker():
     """After 2, 3 and again 2 workers it would be older than all else."""
 

@@ -111,6 +111,7 @@ def times():
     return np.stack([np.bincount(ids, minlength=ROWS) for ids in IDS])
 
 
+@pytest.mark.nightly
 def test_rows_and_kernel_are_those_of_synchronous_sgd():
     workers = make_workers(lambda: keras.optimizers.SGD(1.0))
     losses, kernels = train(workers)

@@ -117,6 +117,7 @@ def test_an_average_is_of_the_weights_on_the_server():
         )
 
 
+@pytest.mark.nightly
 def test_an_eager_step_sends_the_change_of_the_average_that_it_has_pulled():
     workers = virtual_workers(scaled=False, eagerly=True)
     weight, average, pulled = 0.0, 0.0, [0.0, 0.0]
@@ -133,6 +134,7 @@ def test_an_eager_step_sends_the_change_of_the_average_that_it_has_pulled():
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "make",
     nightly.also(

@@ -294,6 +294,7 @@ class Highest(keras.layers.Layer):
         return x
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("run_eagerly", [False, True])
 def test_state_may_begin_with_infinity(run_eagerly):
     with tfdist.AsyncStrategy().scope():

@@ -136,6 +136,7 @@ class Fails(Swap):
         raise KeyboardInterrupt
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("eagerly", nightly.also([False], [True]))
 def test_what_an_evaluation_assigns_stays_here(eagerly):
     """Weights that a callback swaps, and state of a layer."""

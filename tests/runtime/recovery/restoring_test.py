@@ -80,6 +80,7 @@ def test_a_worker_puts_back_what_a_snapshot_lacks_and_nothing_else():
         assert runtime.synchronizer.held() == max(held, number)
 
 
+@pytest.mark.nightly
 def test_rows_that_begin_again_are_counted_as_lost():
     strategy = tfdist.AsyncStrategy(table_bytes=1)
     with strategy.scope():
@@ -173,6 +174,7 @@ def test_what_was_assigned_since_a_snapshot_is_newer_though_no_update_is():
     assert not restorer.restore(0).done
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "strategy",
     nightly.also([tfdist.AsyncStrategy], [tfdist.BoundedStalenessStrategy]),

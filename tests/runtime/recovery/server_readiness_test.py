@@ -91,6 +91,7 @@ def test_a_chief_waits_while_a_worker_restores_one_server_after_the_other(
     assert len(looks) == 5
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("have_trained", [False, True])
 def test_a_chief_leaves_empty_servers_to_a_worker_that_has_trained(
     monkeypatch, have_trained

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 from tests.averaging import virtual_workers
 from tests.runtime.exchange import delay_test
 import tfdist
@@ -111,16 +112,18 @@ def by_checkpoint(models, directory):
 
 @pytest.mark.parametrize(
     ("make", "load"),
-    {
-        "alone": (accumulating, by_keras),
-        "loss scale": (
-            lambda: keras.optimizers.LossScaleOptimizer(
-                accumulating(), initial_scale=1.0
+    nightly.also(
+        [(accumulating, by_keras)],
+        [
+            (
+                lambda: keras.optimizers.LossScaleOptimizer(
+                    accumulating(), initial_scale=1.0
+                ),
+                by_keras,
             ),
-            by_keras,
-        ),
-        "checkpoint": (accumulating, by_checkpoint),
-    }.values(),
+            (accumulating, by_checkpoint),
+        ],
+    ),
 )
 def test_workers_that_load_a_step_counter_stay_in_step(tmp_path, make, load):
     """What is saved between two updates has one step too many."""

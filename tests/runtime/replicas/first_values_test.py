@@ -18,6 +18,7 @@ import tfdist
 from tfdist.saved_state import ModelMismatchError
 
 
+@pytest.mark.nightly
 def test_what_nobody_restores_is_filled_and_nothing_else():
     runtime, model = trained()
     _lost_counts_are_filled_and_no_others(runtime, model)
@@ -46,6 +47,7 @@ def test_what_nobody_restores_is_filled_and_nothing_else():
     assert synchronizer.versions() == [5]
 
 
+@pytest.mark.nightly
 def test_a_worker_leaves_what_servers_lack_to_the_chief():
     """Which finds that they lacked it, and puts all of a checkpoint back."""
     runtime, _ = trained()
@@ -151,6 +153,7 @@ def test_layers_that_are_built_in_another_order_are_refused():
     assert len(made) == len(store.variables)
 
 
+@pytest.mark.nightly
 def test_what_workers_have_freed_is_not_filled():
     runtime, model = trained()
     freed = list(runtime.store.variables)[: len(model.weights)]
@@ -172,6 +175,7 @@ def test_what_workers_have_freed_is_not_filled():
             )
 
 
+@pytest.mark.nightly
 def test_a_worker_does_not_wait_for_the_last_model_if_that_was_freed():
     """The chief shows that with the next one."""
     runtime, _ = trained()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 from tests.runtime.replicas.one_run import commit_in_two_parts
 from tests.runtime.replicas.one_run import held
 from tests.runtime.replicas.one_run import joined
@@ -19,6 +20,7 @@ from tfdist.runtime.keras_hooks import values_between
 from tfdist.runtime.variables import variable_list
 
 
+@pytest.mark.nightly
 def test_a_saved_state_is_put_back_as_a_whole_where_servers_lack_some():
     runtime, model = trained()
     saved = runtime.state.read()
@@ -41,7 +43,9 @@ def test_a_saved_state_is_put_back_as_a_whole_where_servers_lack_some():
 
 @pytest.mark.parametrize(
     ("has_trained", "has_added", "is_kept"),
-    [(False, False, False), (True, False, True), (True, True, False)],
+    nightly.also(
+        [(True, False, True)], [(False, False, False), (True, True, False)]
+    ),
 )
 def test_first_values_of_a_chief_that_died_are_no_run(
     has_trained, has_added, is_kept
@@ -99,6 +103,7 @@ def test_what_was_trained_since_is_not_put_back_with_a_later_model():
     )
 
 
+@pytest.mark.nightly
 def test_chief_that_evaluates_before_fit_leaves_newer_values_on_servers():
     """It is started again, and its checkpoint is older than the servers."""
     runtime, model = trained()
@@ -122,6 +127,7 @@ def test_chief_that_evaluates_before_fit_leaves_newer_values_on_servers():
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("count", [0, 10000])
 def test_a_step_counter_that_a_restarted_chief_assigns_shifts_no_others(count):
     """Its script does what it did before the training, such as loading."""
@@ -144,7 +150,9 @@ def test_a_step_counter_that_a_restarted_chief_assigns_shifts_no_others(count):
     assert counter.numpy() == 5
 
 
-@pytest.mark.parametrize("resumes", ["ClusterCheckpoint", "BackupAndRestore"])
+@pytest.mark.parametrize(
+    "resumes", nightly.also(["ClusterCheckpoint"], ["BackupAndRestore"])
+)
 def test_what_was_saved_replaces_weights_that_a_script_sets_again(resumes):
     """All of it, though the servers hold a later run when the chief joins."""
     runtime, model = trained()
@@ -175,7 +183,8 @@ def test_what_was_saved_replaces_weights_that_a_script_sets_again(resumes):
 
 
 @pytest.mark.parametrize(
-    ("evaluates", "others_train"), [(False, False), (True, False), (True, True)]
+    ("evaluates", "others_train"),
+    nightly.also([(True, False)], [(False, False), (True, True)]),
 )
 @pytest.mark.parametrize(
     ("may_lack", "version", "is_put_back"),

@@ -214,6 +214,7 @@ def test_what_all_others_have_freed_is_refused():
     live_one(strategy)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name", nightly.also(["diloco"], ["sync", "async", "dcasgd"])
 )
