@@ -357,3 +357,13 @@ def test_bytes_are_those_of_the_message():
     assert to_first.numpy() == to_second.numpy() == size
     assert to_both.numpy() == 2 * size
     made.channel.transport.close()
+
+
+@pytest.mark.parametrize(
+    ("codec", "held"), [(None, 5), (Threshold(0.5), 20), (Cast("bfloat16"), 5)]
+)
+def test_what_waits_has_a_bound_in_bytes(monkeypatch, codec, held):
+    """A dense message has 8 KiB, one of a codec a quarter of it at most."""
+    monkeypatch.setattr(messages, "CAPACITY_BYTES", 5 * 4 * SIZE)
+    inbox = Receiver(codec).channel.transport.inbox
+    assert inbox.capacity == held + 3 * messages.TOGETHER

@@ -258,3 +258,25 @@ def test_a_worker_that_knows_of_the_death_first_waits_for_the_next_leader(
 
     found = servers.run(program)
     assert found == dict.fromkeys((1, 2), words_of(1).tolist())
+
+
+def test_who_was_interrupted_may_come_again(servers):
+    """Ctrl-C ends a wait for workers that are late."""
+    servers.tolerance.start_timeout = 60.0
+    interrupts = iter([KeyboardInterrupt])
+
+    def before_read(me, owner, name):
+        if me == 0 and (interrupt := next(interrupts, None)):
+            raise interrupt
+
+    servers.before_read = before_read
+
+    def program(worker, met):
+        if worker == 0:
+            with pytest.raises(KeyboardInterrupt):
+                met.gather([7], "begins")
+        servers.all_are_there.wait(60.0)
+        first = met.gather([worker], "begins")
+        return [*first.ravel(), *met.gather([2 * worker], "goes on").ravel()]
+
+    assert servers.run(program) == dict.fromkeys(WORKERS, [0, 1, 2, 0, 2, 4])

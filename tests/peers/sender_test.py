@@ -25,6 +25,7 @@ class Receiver:
         now: seconds.
         speed: of the link, bytes per second.
         is_there: whether it answers.
+        full: calls for which its queue has no room yet.
         calls: bytes of each call, a list.
         firsts: number of the first update of each message that it has.
         taken: the same, of the last ones.
@@ -34,6 +35,7 @@ class Receiver:
         self.now = 0.0
         self.speed = 1e12
         self.is_there = True
+        self.full = 0
         self.calls = []
         self.firsts, self.taken = [], []
 
@@ -51,8 +53,9 @@ class Receiver:
                 self.now += min(needed, seconds)
                 if needed > seconds:
                     raise tf.errors.DeadlineExceededError(None, None, "slow")
-                if not packed:
-                    return np.array([11, 0, 0])
+                self.full = max(self.full - 1, 0)
+                if not packed or self.full:
+                    return not self.full, np.array([11, 0, 0])
                 for header in packed[0]:
                     self.firsts.append(int(header[messages.FIRST]))
                     self.taken.append(int(header[messages.LAST]))
@@ -169,3 +172,11 @@ def test_a_receiver_that_answers_and_takes_nothing_is_given_up(receiver):
     assert roster.lost == [1]
     # The last attempt has as much time as those before, and one TIMEOUT / 3.
     assert 60.0 < receiver.now < 2 * 60.0 + TIMEOUT
+
+
+def test_messages_are_sent_again_when_there_is_room_for_them(receiver):
+    receiver.full = 20
+    send(1)
+    assert receiver.taken == [1]
+    assert len(receiver.calls) == 21
+    assert len([size for size in receiver.calls if size]) == 2

@@ -248,16 +248,19 @@ class PeerEngine(engine_lib.Engine):
         """Gives all workers the chief's values; see `Engine`."""
         begins = moment is Moment.FIT and bool(self.roster.others)
         if begins:
-            self._fits += 1
             self._is_over = False
         if begins and (joiner := self._joiner()) is not None:
             joiner.join(model)
+            self._fits += 1
             self._open()
             return 0
         if begins and self.channels:
             # Of a loop of the user's own before: the chief's values have them.
             self._take_all()
         chiefs = super().adopt_model(moment, model, optimizers, data)
+        if begins:
+            # It does not count if the others have not come to it.
+            self._fits += 1
         if begins or (moment is Moment.END_OF_FIT and self.roster.others):
             # What the chief has told of a call that ends here is not of the
             # one around it.

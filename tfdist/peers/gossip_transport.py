@@ -39,6 +39,10 @@ class GossipTransport(transport.Transport):
         if self.senders:
             self._handler.start()
 
+    def _room(self):
+        # A reply needs room behind messages that wait for it.
+        return messages.CAPACITY
+
     def _make_backlog(self, holds):
         return backlog.UnmergedBacklog(*self._vector, holds)
 

@@ -208,7 +208,14 @@ class Meetings:
             self._post()
             return True
 
-        self._wait(read, self._tolerance.start_timeout)
+        try:
+            self._wait(read, self._tolerance.start_timeout)
+        except BaseException:
+            # Ctrl-C, or another one has not come in time: it may come again.
+            del self._rows[self.number]
+            self.number -= 1
+            self._post()
+            raise
         if set(self._roster.lost) - found.keys():
             self._hear_of_lost(found)
         self._done = self.number

@@ -11,9 +11,10 @@ import tensorflow as tf
 
 from tfdist.compression import base
 
-# Messages that an inbox holds; those of one call of each worker may come on
-# top (`put_if`).
+# Messages that an inbox holds, and bytes of them; those of one call of each
+# worker may come on top (`put_if`).
 CAPACITY = 64
+CAPACITY_BYTES = 2**28
 # Messages that one call brings at most.
 TOGETHER = 8
 
@@ -170,6 +171,14 @@ class Queue:
             handle=self.handle(), cancel_pending_enqueues=True
         )
 
+    def has_room(self, num_workers):
+        """Builds whether `put_if` would put messages, a scalar bool.
+
+        Args:
+          num_workers: As of `put_if`.
+        """
+        return self.size() + TOGETHER * num_workers <= self.capacity
+
     def put_if(self, packed, condition, num_workers):
         """Builds an enqueueing of messages that does not wait.
 
@@ -182,7 +191,6 @@ class Queue:
           Whether they were enqueued, a scalar bool.
         """
         headers, sizes, values, data = packed
-        room = TOGETHER * num_workers
 
         def put_next(k, value, byte):
             end, last = tf.unstack(tf.stack([value, byte]) + sizes[k])
@@ -202,7 +210,7 @@ class Queue:
                 return tf.constant(True)
 
         return tf.cond(
-            condition & (self.size() + room <= self.capacity),
+            condition & self.has_room(num_workers),
             put,
             lambda: tf.constant(False),
         )

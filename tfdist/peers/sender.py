@@ -26,12 +26,13 @@ class PeerSender:
 
     A message whose fate is unknown, as the receiver's server did not answer in
     time, is sent again as it was; the receiver drops what has a number that it
-    has seen. Before that, the server has to answer a small call; as the link
-    may be slow, each further attempt has twice the time, and the next message
-    at least twice what this one took. A receiver that does not answer for
-    `timeout` seconds is given up, as is one that answers and takes nothing for
-    `stall` seconds. What was on the way to it then counts as lost, whether it
-    has arrived or not.
+    has seen. Before that, and before a message for which the receiver's queue
+    had no room is sent again, the server has to answer a small call. As the
+    link may be slow, each further attempt has twice the time, and the next
+    message at least twice what this one took. A receiver that does not answer
+    for `timeout` seconds is given up, as is one that answers and takes nothing
+    for `stall` seconds. What was on the way to it then counts as lost, whether
+    it has arrived or not.
 
     Args:
       roster: The `Roster`.
@@ -205,7 +206,7 @@ class PeerSender:
         """Sends messages until they are taken, or the receiver given up."""
         # Of the time in which this process itself was stopped little counts.
         silent = full = 0.0
-        again, is_answering, is_slow = False, True, False
+        again, is_answering, is_slow, has_room = False, True, False, True
         size = sum(update.bytes for update in updates)
         usual = self._timeout / 3 + size / _BYTES_PER_SECOND
         seconds = self._slowness * usual
@@ -215,13 +216,14 @@ class PeerSender:
             try:
                 if self._session is None:
                     self._open()
-                if is_answering:
+                if is_answering and has_room:
                     is_taken, membership = self._send(updates, seconds)
+                    has_room = is_taken
                     silent = 0.0
                 else:
-                    membership = self._ask()
-                    is_answering = True
-                    if is_slow:
+                    # Without the messages, which may be the whole model.
+                    has_room, membership = self._ask()
+                    if is_slow and not is_answering:
                         silent, seconds = 0.0, 2 * seconds
                         logging.warning(
                             "%s answers: the next attempt to send %d bytes "
@@ -230,6 +232,7 @@ class PeerSender:
                             size,
                             seconds,
                         )
+                    is_answering = True
                 self._look(membership)
             except (tf.errors.OpError, RuntimeError, OSError) as raised:
                 self._end_session()
@@ -240,7 +243,7 @@ class PeerSender:
                         self._roster.names[self.worker],
                         error,
                     )
-                if is_answering:
+                if is_answering and has_room:
                     is_slow = isinstance(
                         raised, tf.errors.DeadlineExceededError
                     )
@@ -325,9 +328,10 @@ class PeerSender:
                 tf.equal(membership[0], self._incarnation),
                 self._roster.num_workers,
             )
+            has_room = self._queue.has_room(self._roster.num_workers)
         make = self._session.make_callable
         self._call = make([done, membership], [*packed], accept_options=True)
-        self._ask = make(membership)
+        self._ask = make([has_room, membership])
 
     def _end_session(self):
         session, self._session = self._session, None

@@ -7,6 +7,7 @@ import weakref
 from absl import logging
 import tensorflow as tf
 
+from tfdist.compression import cast
 from tfdist.peers import backlog
 from tfdist.peers import messages
 from tfdist.peers import sender
@@ -44,10 +45,11 @@ class Transport:
     _pace = 0.01
 
     def __init__(self, roster, name, codec, size, dtype, tolerance, device):
+        self._vector = codec, size, dtype
         self.inbox = messages.Queue(
             f"{name}/inbox",
             dtype,
-            messages.CAPACITY + messages.TOGETHER * roster.num_workers,
+            self._room() + messages.TOGETHER * roster.num_workers,
         )
         self.outbox = messages.Queue(f"{name}/outbox", dtype, _OUTBOX)
         self._device = device
@@ -55,7 +57,6 @@ class Transport:
         self._dispatched = 0
         with tf.init_scope(), tf.device(device):
             self.inbox.size()  # Now it is there.
-        self._vector = codec, size, dtype
         self._tolerance = tolerance
         self.senders = [self._sender(worker) for worker in roster.others]
         # Those to processes that others have replaced.
@@ -64,6 +65,19 @@ class Transport:
         if self.senders:
             self._thread.start()
             _all.add(self)
+
+    def _room(self):
+        """Messages that this worker holds for its next step, int.
+
+        Of a sum, which is as long as the vector, there is one at a time of
+        each sender.
+        """
+        codec, size, dtype = self._vector
+        most = size * dtype.size
+        if not isinstance(codec, cast.Cast):
+            most //= 4
+        room = messages.CAPACITY_BYTES // max(most, 1)
+        return min(max(room, 2), messages.CAPACITY)
 
     def _sender(self, worker, since=0, holds=False):
         tolerance, stall = self._tolerance, None
