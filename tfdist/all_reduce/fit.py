@@ -381,8 +381,13 @@ class Fit:
         self._follow_to_end()
         with self._engine.meeting():
             self._is_compared = True
-            self._engine.put_averages(self._model, are_there=not has_raised)
-            self._engine.compare_model(Moment.END_OF_FIT, self._model)
+            try:
+                self._engine.put_averages(self._model, are_there=not has_raised)
+                self._engine.compare_model(Moment.END_OF_FIT, self._model)
+            except (KeyboardInterrupt, tf.errors.OpError):
+                # Not with the others: `abandon` comes there again.
+                self._is_compared = False
+                raise
             self._engine.note_end(self._lanes)
 
     def _answer(self, tail):
