@@ -168,13 +168,13 @@ def test_one_is_written_when_something_is_new(tmp_path, prefix):
     for version in range(8, 12):
         put(f"{prefix}/version", np.int64(version))
         assert writer.write()
-    # Outside of updates as well.
-    name = f"version{manifests.WRITES}"
-    put(f"{prefix}/{name}", np.int64(1))
-    tell(prefix, 1, {"version": "int64", name: "int64"})
-    assert [writer.write(), writer.write()] == [True, False]
-    put(f"{prefix}/{name}", np.int64(2))
-    assert [writer.write(), writer.write()] == [True, False]
+    # Outside of updates as well, and a worker's own rows after one.
+    for name in f"version{manifests.WRITES}", f"sgd{manifests.ROW_GRADIENTS}":
+        put(f"{prefix}/{name}", np.int64(1))
+        tell(prefix, 1, {"version": "int64", name: "int64"})
+        assert [writer.write(), writer.write()] == [True, False]
+        put(f"{prefix}/{name}", np.int64(2))
+        assert [writer.write(), writer.write()] == [True, False]
     # The last one and, should it be unreadable, the one before.
     (directory,) = tmp_path.iterdir()
     assert len(list(directory.iterdir())) == 2

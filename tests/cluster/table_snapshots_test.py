@@ -123,6 +123,23 @@ def test_each_stripe_is_of_one_update_and_what_it_lacks_is_counted(
     np.testing.assert_array_equal(held(prefix, "slot"), held(prefix, "table"))
 
 
+def test_what_stripes_lack_is_written_though_no_update_follows(
+    tmp_path, prefix, monkeypatch
+):
+    monkeypatch.setattr(table_snapshots, "TableWriter", UpdatesBetweenStripes)
+    fill(prefix, version=10)
+    writer = snapshots_test.make(tmp_path)
+    assert writer.write()
+    monkeypatch.undo()
+    small = ROWS * ROW_BYTES // 7 + 5
+    monkeypatch.setattr(table_snapshots, "STRIPE_BYTES", small)
+    writer._readers.clear()
+    assert [writer.write(), writer.write()] == [True, False]
+    snapshots_test.make(tmp_path).restore()
+    np.testing.assert_array_equal(held(prefix, "table"), rows(17))
+    assert lost(prefix) == [0, 0]
+
+
 def test_table_whose_first_values_are_being_made_is_left_out(tmp_path, prefix):
     fill(prefix)
     with tf.device(snapshots_test.DEVICE):

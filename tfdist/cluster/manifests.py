@@ -17,6 +17,9 @@ _MANIFEST = "tfdist/manifest"
 # What a counter is called that counts assignments, after the name of the one
 # that counts updates.
 WRITES = "/writes"
+# How the name of a counter ends that counts a worker's own updates of rows,
+# which it carries out after an update that all of a step have made.
+ROW_GRADIENTS = "/row_gradients"
 # By device: what `own_groups` gives.
 _own_groups = collections.defaultdict(dict)
 _telling = collections.defaultdict(threading.Lock)
@@ -56,7 +59,8 @@ class VariableGroup:
 
     Attributes:
       counter: Name of an int64 that changes with them. If `variables` has one
-        of this name with `WRITES` after it, that one does as well.
+        of this name with `WRITES` after it, that one does as well, as do those
+        whose names end with `ROW_GRADIENTS`.
       variables: Dict of name to the name of a dtype.
       tables: Of those that are tables, dict of name to the name of the bool
         that is there when the table is whole.
@@ -73,7 +77,7 @@ class VariableGroup:
           known: Names of those that the server holds.
         """
         names = (self.counter, self.counter + WRITES)
-        return [name for name in names if name in known]
+        return [n for n in known if n in names or n.endswith(ROW_GRADIENTS)]
 
     def add(self, other):
         """Adds what another member knows, a `VariableGroup`."""

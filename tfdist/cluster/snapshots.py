@@ -328,7 +328,9 @@ class Snapshots:
         return True
 
     def _write_to(self, draft, found):
-        """Writes a snapshot's files; returns the groups' counters.
+        """Writes a snapshot's files.
+
+        Returns the groups' counters: what they do not count is not in it.
 
         Args:
           draft: A directory.
@@ -338,9 +340,12 @@ class Snapshots:
         for number, (lock, known) in enumerate(found.items()):
             group = self._groups[lock]
             tables = {n: known[n] for n in group.tables if n in known}
+            names_of_counters, before = group.counters(known), None
             if tables:
                 writer = self._table_writer(lock, group.counter, tables)
                 if writer.is_large():
+                    # Of what comes from now on, some stripes have nothing.
+                    before = [*map(self._read_counter, names_of_counters)]
                     writer.write(draft, number)
                     by_rows += tables
             groups[lock] = group.counter, known, group.tables
@@ -348,9 +353,8 @@ class Snapshots:
             read = self._reader(lock, tuple(whole.items()))()
             names += list(whole)
             values += read
-            counters += [
-                int(read[list(whole).index(name)])
-                for name in group.counters(known)
+            counters += before or [
+                int(read[list(whole).index(name)]) for name in names_of_counters
             ]
         with tf.device(self._device):
             tf.raw_ops.SaveV2(

@@ -15,6 +15,7 @@ staleness).
 import numpy as np
 import tensorflow as tf
 
+from tfdist.cluster import manifests
 from tfdist.null_methods import empty_list
 from tfdist.null_methods import nothing
 from tfdist.runtime.exchange import records as records_lib
@@ -95,7 +96,7 @@ class RowCounts:
 
     def gradients(self, shard):
         """`Counter` of the gradients whose rows a server has updated."""
-        return self._counter("row_gradients", shard)
+        return self._counter(manifests.ROW_GRADIENTS[1:], shard)
 
     def size(self, shard):
         """`Counter` that is the number of gradients in the last update."""
