@@ -96,3 +96,36 @@ class RunningFit:
 
     def _is_it(self, frame):
         return (id(frame), frame.f_code) == self._frame
+
+
+class CallNumbers:
+    """Numbers of the calls of `fit`, from 1, the same on all workers.
+
+    One that raises before its first step is none: the next one of this worker
+    is the one that others make then.
+    """
+
+    def __init__(self):
+        self._begun = 0
+        # Those that have not taken their first step, outer ones first.
+        self._waiting = []
+
+    def next(self, running):
+        """Returns the number of a call that asks for its data.
+
+        Args:
+          running: Its `RunningFit`.
+        """
+        self._waiting = [one for one in self._waiting if not one.is_over()]
+        self._waiting.append(running)
+        return self._begun + len(self._waiting)
+
+    def begin(self, running):
+        """Called before each step of a call: the first one counts.
+
+        Args:
+          running: Its `RunningFit`.
+        """
+        if running in self._waiting:
+            self._waiting.remove(running)
+            self._begun += 1

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tests import nightly
 from tests.multi_process import data_tasks
 import tfdist
+from tfdist import running_fit
 from tfdist.data_shares import fresh_pipelines
 from tfdist.data_shares import shares
 
@@ -227,7 +228,7 @@ def test_batches_that_keras_shuffles_come_in_one_order(data):
         extended = model.distribute_strategy.extended
         extended._config = config_of(worker)
         # Its calls of `fit` begin to count.
-        extended._runtime.fits = 0
+        extended._runtime.call_numbers = running_fit.CallNumbers()
         for _ in range(2):
             model.fit(**data(), verbose=0, epochs=2)
         epochs.append(split(seen, 4))

@@ -429,3 +429,35 @@ def test_a_model_without_a_memory_is_saved_and_loaded(strategy, tmp_path):
     with strategy.scope():
         loaded = keras.models.load_model(tmp_path / "model.keras")
     assert len(fit(loaded, 2).history["loss"]) == 2
+
+
+def test_weights_that_were_set_are_the_last_ones_after_another_attempt():
+    """A server is lost in the wait; iterations give the model their own."""
+    found, last = {"model": np.full(2, 0.5)}, []
+
+    def over_losses(function):
+        try:
+            return function()
+        except tf.errors.UnavailableError:
+            one._coordinator.parameters = np.full(2, 0.5)
+            return function()
+
+    def iterate(number):
+        if last:
+            found["model"] = one._coordinator.parameters = np.ones(2)
+
+    one = object.__new__(minimizing_fit.MinimizingFit)
+    one._seen, one._number = 3, 0
+    one._gradients = mock.Mock(
+        values=lambda: found["model"],
+        assign=lambda values: found.update(model=values),
+    )
+    one._coordinator = mock.Mock(
+        parameters=np.ones(2), iterate=iterate, set_last=last.append
+    )
+    one._training = mock.Mock(over_losses=over_losses)
+    lost = tf.errors.UnavailableError(None, None, "a server")
+    one._training.followers.wait.side_effect = [lost, None]
+    one._end()
+    assert [values.tolist() for values in last] == [[0.5, 0.5]] * 2
+    assert found["model"].tolist() == [0.5, 0.5]

@@ -43,8 +43,6 @@ class AllReduceExtended(one_replica.WorkerExtended):
         super().__init__(container_strategy, device, self.engine.is_chief)
         # How many shares the data of the last `fit` was divided into.
         self.data_shares = None
-        # How many calls of `fit` there were.
-        self._calls = 0
         # Called with each new variable.
         self.on_variable = lambda variable: None
 
@@ -188,7 +186,7 @@ class AllReduceExtended(one_replica.WorkerExtended):
             compare=self.engine.fits.note_data,
         )
 
-    def _before_data(self, request, number):
+    def _before_data(self, request, data_shares):
         purpose, frame, _ = request
         callbacks.see_request(request, self.engine.files)
         if purpose not in ("train", "evaluate"):
@@ -204,14 +202,13 @@ class AllReduceExtended(one_replica.WorkerExtended):
             return None
         model_optimizers.check_scope(model)
         callbacks.see_backups(private_keras_calls.callbacks_of(frame))
-        self.data_shares = number
-        self._calls += 1
-        engine.fits.watch(frame, running_fit.begin(frame))
+        self.data_shares = data_shares
+        number = engine.fits.watch(frame, running_fit.begin(frame))
         # At the end of the epoch, or at once, this worker follows the others.
         empty = empty_epochs.EmptyEpochs(stay_away=lambda: None)
         call = functools.partial(empty.call, engine.fits.call)
         guarded_steps.guard(model, call)
-        return self._calls
+        return number
 
     def _distribute_datasets_from_function(self, dataset_fn, options):
         return shares.from_function(dataset_fn, self.engine.config)

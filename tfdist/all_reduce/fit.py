@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdist import model_optimizers
 from tfdist import own_callbacks
 from tfdist import private_keras_calls
+from tfdist import running_fit
 from tfdist.all_reduce import tail as tail_lib
 from tfdist.all_reduce.consistency import DifferentValuesError
 from tfdist.all_reduce.consistency import Moment
@@ -36,6 +37,7 @@ class FitCalls:
         # `RunningFit`, frame.
         self._next = []
         self._numbers = itertools.count()
+        self._numbers_of_data = running_fit.CallNumbers()
         # Of the last of these.
         self._data = data_number.DataNumber()
         self._has_warned = False
@@ -63,6 +65,9 @@ class FitCalls:
         Args:
           frame: Its frame.
           running: Its `RunningFit`.
+
+        Returns:
+          Its number, see `CallNumbers`.
         """
         # One that has raised before its first step is none.
         self._next = [one for one in self._next if not one[1].is_over()]
@@ -71,6 +76,7 @@ class FitCalls:
         self.end_abandoned(frame)
         self._next.append((next(self._numbers), running, frame))
         self._data = data_number.DataNumber()
+        return self._numbers_of_data.next(running)
 
     def note_data(self, checksum, is_seed):
         """Takes note of its data, which is to be as the chief's.
@@ -94,6 +100,7 @@ class FitCalls:
             with self._engine.meeting():
                 chiefs = fit.begin(data.value)
                 self._stack.append(fit)
+                self._numbers_of_data.begin(running)
                 self._has_warned = self._has_warned or data.warns(chiefs)
                 # Before Ctrl-C: without a first step none can be followed.
                 return fit.call(function, *args)

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import private_tensorflow
+from tfdist import running_fit
 from tfdist.cluster import waiting
 from tfdist.null_methods import nothing
 from tfdist.runtime.checkpoint import training_state
@@ -107,8 +108,9 @@ class Runtime:
         **where,
     ):
         self.files = files or files_lib.Unshared()
-        # Calls of `fit` on this worker.
+        # Calls of `fit` on this worker, and their numbers.
         self.fits = 0
+        self.call_numbers = running_fit.CallNumbers()
         # Training steps, and calls of `fit`, at the last end of training.
         self._settled_at = (0, 0)
         # How many shares the data of the last `fit` was divided into; None

@@ -102,7 +102,9 @@ class Coordinator:
         if goes_on:
             whole_data.compare(before["description"], description)
         if goes_on and all(whole):
-            self.has_ended = self._board.read().get("ended", False)
+            board = self._board.read()
+            # The board may still be that of the call before.
+            self.has_ended = board.get("fit") == fit and board["ended"]
             self._go_on_with(before)
         elif not goes_on and not (
             all(whole) and self._has_same_point(values, description, before)

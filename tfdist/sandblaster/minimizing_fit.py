@@ -265,7 +265,11 @@ class MinimizingFit:
         # A chief that has to leave comes back, and goes on. With
         # `on_preemption="note"`, it has ended its call.
         elif not preemption.will_exit():
-            self._training.over_losses(self._end_together)
+            over_losses = self._training.over_losses
+            # Callbacks may have set them. If a server is lost while others
+            # are waited for, the iterations give the model their own.
+            values = over_losses(self._gradients.values)
+            over_losses(lambda: self._end_together(values))
         # They have all of the data, and the model.
         self._worker = self._coordinator = self._gradients = None
         self._model = self._kept = None
@@ -292,9 +296,10 @@ class MinimizingFit:
             preemption.leave_if_noticed()
         self._gradients.assign(self._kept)
 
-    def _end_together(self):
+    def _end_together(self, values):
         self.catch_up()
-        self._coordinator.set_last(self._gradients.values())
+        self._gradients.assign(values)
+        self._coordinator.set_last(values)
         self._coordinator.end()
         self._training.followers.wait(self._number)
 

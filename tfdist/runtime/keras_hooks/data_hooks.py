@@ -72,15 +72,24 @@ def before_data(runtime, before_training, request, shares):
     runtime.chief_decisions.watch(frame, running)
     call = functools.partial(runtime.chief_decisions.call, call)
     runtime.watch(running, frame)
+    number = runtime.call_numbers.next(running)
     if has_tables:
         late = table_saving.LateCheck(
             model, runtime.store, private_keras_calls.callbacks_of(frame)
         )
         call = functools.partial(late.call, call)
     if runtime.recovery.is_needed or has_tables:
+        call = functools.partial(_count, runtime.call_numbers, running, call)
         guarded_steps.guard(model, call)
+    else:
+        runtime.call_numbers.begin(running)
     runtime.note_data_shares(shares)
-    return runtime.chief_decisions.number_of_order or runtime.fits
+    return runtime.chief_decisions.number_of_order or number
+
+
+def _count(numbers, running, call, function, *args):
+    numbers.begin(running)
+    return call(function, *args)
 
 
 def _evaluate(call, function, *args):
