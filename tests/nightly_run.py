@@ -46,7 +46,7 @@ _TWO_FILES_AT_A_TIME = ("--numprocesses=2", "--dist=loadfile")
 # Stage -> rooms with real processes, which run one test at a time, and the
 # bound in minutes. `tests/in_process` has all other tests.
 _WITH_PROCESSES = {
-    "tests/servers": (("multi_process",), 120),
+    "tests/servers": (("multi_process",), 240),
     "tests/chaos": (("chaos",), 30),
     "tests/without_servers": (
         (
@@ -55,7 +55,7 @@ _WITH_PROCESSES = {
             "peers",
             "sandblaster",
         ),
-        45,
+        90,
     ),
     "tests/programs": (
         (

@@ -16,6 +16,7 @@ from tfdist import cluster
 from tfdist.all_reduce import collectives
 from tfdist.all_reduce import tail
 from tfdist.all_reduce.consistency import Moment
+from tfdist.peers import engine as engine_lib
 from tfdist.peers import joining
 from tfdist.peers import roster as roster_lib
 
@@ -192,7 +193,7 @@ class Meetings(collectives.NoCollectives):
     def flush(self, receive, is_flushed):
         pass
 
-    def finish(self, sent, receive, lacks):
+    def finish(self, sent, receive, lacks, seconds=None):
         pass
 
 
@@ -363,3 +364,24 @@ def test_steps_that_others_cannot_follow_are_refused(named):
     variable.overwrite_with_gradient = named == "overwrite_with_gradient"
     with pytest.raises(NotImplementedError, match=f"PeerToPeer.*{named}"):
         strategy.run(optimizer.apply, ([tf.ones([1])], [variable]))
+
+
+def test_what_comes_for_lanes_of_other_steps_is_taken_once_a_second(
+    monkeypatch,
+):
+    clock, receipts = [10.0], []
+    monkeypatch.setattr(
+        engine_lib, "time", types.SimpleNamespace(monotonic=lambda: clock[0])
+    )
+    lanes = [types.SimpleNamespace(receive=lambda: receipts.append(clock[0]))]
+    monkeypatch.setattr(engine_lib.PeerEngine, "lanes", lanes)
+    one = object.__new__(engine_lib.PeerEngine)
+    one._next_receipt = 0.0
+    # It is in the steps of the only one.
+    one._receive_beside()
+    assert not receipts
+    lanes *= 2
+    for passed in 1.0, 0.5, 0.4, 0.1:
+        clock[0] += passed
+        one._receive_beside()
+    assert receipts == [11.0, 11.0, 12.0, 12.0]

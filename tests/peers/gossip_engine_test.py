@@ -80,6 +80,44 @@ def test_nobody_waits_for_the_first_step_of_a_joiner():
     assert exchange.waits == 1
 
 
+def test_a_suspended_job_gives_up_nobody(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(
+        gossip_engine,
+        "time",
+        types.SimpleNamespace(monotonic=lambda: clock[0]),
+    )
+    engine = object.__new__(gossip_engine.GossipEngine)
+    given_up = []
+    engine.roster = types.SimpleNamespace(
+        give_up=lambda worker, reason: given_up.append(worker)
+    )
+    engine.tolerance = types.SimpleNamespace(
+        stall_timeout=600.0, on_stall="fail"
+    )
+    engine.collectives = types.SimpleNamespace(post=lambda updates: None)
+    engine.journal = types.SimpleNamespace(count=0)
+    engine._next_look = engine._looked_at = 0.0
+    engine._under_way = {}
+    asked = types.SimpleNamespace(
+        name="lane0/0",
+        request=REQUEST,
+        came_from=lambda worker: 1,
+        transport=types.SimpleNamespace(
+            senders=[types.SimpleNamespace(worker=1, probe=lambda: None)]
+        ),
+    )
+    monkeypatch.setattr(gossip_engine.GossipEngine, "channels", [asked])
+    for passed in 1.0, 1.0, 700.0, 1.0, 1.0:
+        clock[0] += passed
+        engine._look()
+    assert not given_up
+    for _ in range(600):
+        clock[0] += 1.0
+        engine._look()
+    assert set(given_up) == {1}
+
+
 def test_nobody_waits_without_an_exchange():
     exchange = Exchange()
     exchange.overdue = None

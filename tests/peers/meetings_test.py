@@ -243,6 +243,27 @@ def test_a_job_that_was_suspended_as_a_whole_gives_up_nobody(
     assert not met._roster.lost
 
 
+def test_messages_do_not_lengthen_a_wait_that_has_a_bound(servers, monkeypatch):
+    """The others go on with steps of what they have trained before."""
+    clock = [0.0]
+
+    def sleep(seconds):
+        clock[0] += 1.0
+
+    monkeypatch.setattr(
+        meetings,
+        "time",
+        types.SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep),
+    )
+    met = servers.meetings(0)
+    met._engine().came_from = lambda worker: clock[0]
+    for worker in 1, 2:
+        servers.meetings(worker)._post()
+    with pytest.raises(tf.errors.DeadlineExceededError, match="within 20 s"):
+        met.finish({}, lambda: None, lambda worker, sent: True, 20.0)
+    assert clock[0] < 60.0
+
+
 def test_a_worker_that_knows_of_the_death_first_waits_for_the_next_leader(
     servers,
 ):

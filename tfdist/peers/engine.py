@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import time
 import weakref
 import zlib
 
@@ -25,6 +26,9 @@ from tfdist.peers import joining
 from tfdist.peers import journal as journal_lib
 from tfdist.peers import lane as lane_lib
 from tfdist.peers import own_state
+
+# Seconds between two looks for what has come for lanes of other steps.
+_RECEIPT_SECONDS = 1.0
 
 
 class PeerEngine(engine_lib.Engine):
@@ -104,6 +108,7 @@ class PeerEngine(engine_lib.Engine):
         self._made = []
         # By channel, freed ones too: what it has counted, and its senders.
         self._counted = {}
+        self._next_receipt = 0.0
 
     # What other parts ask for.
 
@@ -170,7 +175,7 @@ class PeerEngine(engine_lib.Engine):
         is_new = not self.first_steps.was_at_join(len(self._made))
         if is_new and self.channels and self.roster.others:
             # Steps of other lanes may be the last ones for long.
-            self._take_all()
+            self._take_all(self.tolerance.start_timeout)
         self.first_steps.begin(optimizer, variables)
         made = lane_lib.PeerLane(self, optimizer, variables, len(self._made))
         self._made.append(weakref.ref(made))
@@ -239,8 +244,22 @@ class PeerEngine(engine_lib.Engine):
             for one in self.channels:
                 one.transport.check_threads()
             self.admission.look()
+            self._receive_beside()
         stops = self.fit_number and int(self.told.numpy()) == self.fit_number
         return 0.0, tail_lib.STOPS if stops else tail_lib.TRAINS
+
+    def _receive_beside(self):
+        """Applies, once a second, what has come for lanes of other steps.
+
+        A joiner may be in the epoch of a lane that this worker has left.
+        """
+        now = time.monotonic()
+        if now < self._next_receipt:
+            return
+        self._next_receipt = now + _RECEIPT_SECONDS
+        if len(lanes := self.lanes) > 1:
+            for lane in lanes:
+                lane.receive()
 
     # Between steps.
 
@@ -414,13 +433,18 @@ class PeerEngine(engine_lib.Engine):
         updates = self.journal.updates
         self.collectives.post(closed=self._fits > 0, updates=updates)
 
-    def _take_all(self):
-        """Waits until all have what all have sent so far."""
+    def _take_all(self, seconds=None):
+        """Waits until all have what all have sent so far.
+
+        Args:
+          seconds: As of `Meetings.finish`.
+        """
         self.collectives.flush(self._receive, self._is_flushed)
         self.collectives.finish(
             {one.name: one.sent for one in self.channels},
             self._receive,
             self._lacks,
+            seconds,
         )
 
     def _is_flushed(self):

@@ -40,10 +40,10 @@ class GossipEngine(engine.PeerEngine):
         with tf.device(self.device):
             # Under this lock, parameters change and messages are made.
             self.section = tf.CriticalSection(shared_name=f"{self.name}/lock")
-        self._next_look = 0.0
+        self._next_look, self._looked_at = 0.0, time.monotonic()
         # By channel: the last request that was waited for.
         self._awaited = {}
-        # By channel: the request, messages of its receiver, and since when.
+        # By channel: the request, messages of its receiver, and for how long.
         self._under_way = {}
         self._mean = None
         if self.roster.others:
@@ -130,6 +130,7 @@ class GossipEngine(engine.PeerEngine):
         if now < self._next_look:
             return
         self._next_look = now + _LOOK_SECONDS
+        passed, self._looked_at = now - self._looked_at, now
         # Whoever waits for this worker sees that it gets on.
         self.collectives.post(updates=self.journal.count)
         bound = self.tolerance.stall_timeout
@@ -144,10 +145,13 @@ class GossipEngine(engine.PeerEngine):
             (sender,) = [s for s in one.transport.senders if s.worker == worker]
             sender.probe()
             found = request, self.came_from(worker)
-            earlier, since = before.get(one.name, (None, now))
-            since = since if earlier == found else now
-            self._under_way[one.name] = found, since
-            if now - since > bound:
+            earlier, waited = before.get(one.name, (None, 0.0))
+            # Of the time in which this process itself was stopped little
+            # counts: the receiver may have been, too.
+            waited += min(passed, bound / 3 + 1.0)
+            waited = waited if earlier == found else 0.0
+            self._under_way[one.name] = found, waited
+            if waited > bound:
                 self.roster.give_up(
                     worker, f"it does not reply to a request for {bound:g} s"
                 )
@@ -160,7 +164,10 @@ class GossipEngine(engine.PeerEngine):
         if self.roster.others:
             self._take_mean()
 
-    def _take_all(self):
+    def _receive_beside(self):
+        """Does nothing: a thread takes what comes."""
+
+    def _take_all(self, seconds=None):
         """Waits until no exchange is under way, and none has more to add."""
         # Those that have not come to a step of this `fit` reply, too.
         self._receive()
@@ -180,7 +187,9 @@ class GossipEngine(engine.PeerEngine):
                     "Waiting for replies of %s.", ", ".join(sorted(names))
                 )
             time.sleep(_POLL_SECONDS)
-        self.collectives.finish({}, self._receive, lambda worker, sent: False)
+        self.collectives.finish(
+            {}, self._receive, lambda worker, sent: False, seconds
+        )
         for one in self.channels:
             one.close()
             one.news.forget()

@@ -292,7 +292,7 @@ class Meetings:
                 )
             time.sleep(_POLL_SECONDS / 4)
 
-    def finish(self, sent, receive, lacks):
+    def finish(self, sent, receive, lacks, seconds=None):
         """Waits until all have ended, and what they have sent is here.
 
         Args:
@@ -300,9 +300,11 @@ class Meetings:
           receive: Called again and again: applies what has come.
           lacks: Called with a worker's number and what it has sent: whether
             some of that is not here.
+          seconds: That others may take; None while they get on.
 
         Raises:
           tf.errors.UnavailableError: The others have given up this worker.
+          tf.errors.DeadlineExceededError: One has not come in `seconds`.
         """
         self._over = self.number + 1
         self._sent = sent
@@ -313,8 +315,8 @@ class Meetings:
             is_over = max(status["over"], status["number"]) >= self._over
             return is_over and not lacks(worker, status["sent"])
 
-        # Others may have more to train on: no bound while they get on.
-        self._wait(read, None)
+        # Others may have more to train on.
+        self._wait(read, seconds)
         receive()
 
     def leave(self):
@@ -357,6 +359,8 @@ class Meetings:
                     done.add(worker)
                     left.discard(worker)
                 progress = status and self._progress(worker, status)
+                if status and seconds is None:
+                    progress = progress, self._engine().came_from(worker)
                 if progress != before.get(worker):
                     before[worker] = progress
                     still = 0.0
@@ -388,8 +392,7 @@ class Meetings:
 
     def _progress(self, worker, status):
         names = "number", "over", "values", "updates"
-        said = [status[name] for name in names]
-        return said, self._engine().came_from(worker)
+        return [status[name] for name in names]
 
     def _ask(self, worker):
         """Returns a worker's status; None where there is none.
