@@ -163,7 +163,7 @@ def main(argv: list[str]) -> None:
         "seed": seed,
         "nats_per_character": nats,
         "bits_per_character": nats / math.log(2),
-        "nats_per_character_by_epoch": history.history["val_loss"],
+        "nats_per_character_by_epoch": history.history.get("val_loss", []),
         "wall_seconds": wall_seconds,
         "updates_applied": int(model.optimizer.iterations.numpy()),
         **(monitor.summary if monitor else {}),

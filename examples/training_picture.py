@@ -57,8 +57,10 @@ def draw(
         path: of the PNG.
 
     Returns:
-        The `matplotlib.figure.Figure`; None without matplotlib.
+        The `matplotlib.figure.Figure`; None without matplotlib or epochs.
     """
+    if not history:  # This process came back when training was over.
+        return None
     try:
         from matplotlib import figure
     except ImportError:

@@ -47,3 +47,14 @@ def test_of_a_full_ring_the_oldest_step_has_nothing_before_it(journal):
     assert (len(records), number) == (4, 6)
     assert records[0].compute_seconds == 0.0
     assert records[1].compute_seconds == 4.0 - records[0].time
+
+
+def test_a_step_has_pulled_what_was_there_before_it(journal):
+    """Two steps accumulate to one update each."""
+    for step in range(4):
+        journal.set_updates((step + 1) // 2)
+        write(journal, float(step))
+    records, _ = journal.read_from(0)
+    assert [one.version for one in records] == [0, 1, 1, 2]
+    assert [one.pulled for one in records] == [0, 0, 1, 1]
+    assert [one.pulled_by_server for one in records] == [(0,), (0,), (1,), (1,)]

@@ -109,6 +109,8 @@ def test_a_process_that_is_started_again_counts_from_where_its_fit_began(
     monkeypatch.setattr(TrainingState, "is_passed", True)
     again.on_train_begin()
     again.on_train_end()
+    # All that there is to know is of the second call.
+    assert again.summary is None
     numbered[0] = 2
     monkeypatch.setattr(TrainingState, "is_passed", False)
     again.on_train_begin()
@@ -119,6 +121,21 @@ def test_a_process_that_is_started_again_counts_from_where_its_fit_began(
     again.on_train_begin()
     (left,) = strategy.collect("figures").values()
     assert left["counts_before"]["pushed"] == 5
+
+
+def test_a_process_that_passes_a_call_leaves_its_files(tmp_path, monkeypatch):
+    strategy = tfdist.AsyncStrategy()
+    model = compiled_model(strategy)
+    monitor = ClusterMonitor(tmp_path, verbose=0)
+    fit(model, monitor, batches=2)
+    written = monitor.jsonl_path.read_text()
+    assert written.count("\n") == 2
+    monkeypatch.setattr(TrainingState, "is_passed", True)
+    again = ClusterMonitor(tmp_path, verbose=0)
+    again.set_model(model)
+    again.on_train_begin()
+    again.on_train_end()
+    assert monitor.jsonl_path.read_text() == written
 
 
 def test_without_servers_each_call_of_fit_has_its_own_figures():

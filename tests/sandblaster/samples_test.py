@@ -65,6 +65,10 @@ def test_too_few_portions_are_refused(portions, sample, overlap):
         samples.Samples(portions, sample, overlap)
 
 
+class Bolder(line_search.StrongWolfe):
+    """A line search of a user's own."""
+
+
 @pytest.mark.parametrize(
     ("settings", "name"),
     [
@@ -75,6 +79,8 @@ def test_too_few_portions_are_refused(portions, sample, overlap):
         ({"sample": 0.5}, "line_search"),
         ({"sample": 0.5, "line_search": "armijo"}, "line_search"),
         ({"line_search": line_search.LineSearch}, "line_search"),
+        # A saved model could not hold it.
+        ({"line_search": Bolder()}, "line_search"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(settings, name):

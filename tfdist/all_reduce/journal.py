@@ -125,20 +125,24 @@ class StepJournal:
         # The step before, if it is known, says when the computation began.
         start = max(0, first - 1, count - CAPACITY)
         rows = self._rows.numpy()[np.arange(start, count) % CAPACITY].tolist()
-        ended = [row[1] for row in rows]
+        befores = [row[1:3] for row in rows]
         if start == first:
-            ended.insert(0, 0.0)
+            befores.insert(0, [0.0, max(rows[0][2] - 1, 0)])
         else:
             del rows[0]
-        pairs = zip(ended, rows, strict=False)
-        return [self._record(before, *row) for before, row in pairs], count
+        pairs = zip(befores, rows, strict=False)
+        return [self._record(*before, *row) for before, row in pairs], count
 
-    def _record(self, before, began, ended, updates, accepted, lane, *extras):
+    def _record(
+        self, before, known, began, ended, updates, accepted, lane, *extras
+    ):
         staleness, sent, received = self.figures(int(lane), *extras)
+        # A step that accumulates, or that a loss scale skips, is no update.
+        pulled = int(min(known, updates))
         return ExchangeRecord(
             time=ended,
             version=int(updates),
-            pulled=int(updates) - 1,
+            pulled=pulled,
             arrival=-1,
             staleness=staleness,
             accepted=bool(accepted),
@@ -149,7 +153,7 @@ class StepJournal:
             bytes_received=received,
             local_steps=1,
             nonfinite=not accepted,
-            pulled_by_server=(int(updates) - 1,),
+            pulled_by_server=(pulled,),
         )
 
     def figures(self, lane, row_bytes):

@@ -70,7 +70,8 @@ class ClusterMonitor(keras.callbacks.Callback):
     Attributes:
       jsonl_path: Path of this worker's file, or None.
       summary: Dict with the cluster's figures, on the chief after training;
-        see `tfdist.callbacks.summary.summarize`.
+        see `tfdist.callbacks.summary.summarize`. None in a chief that was
+        started again, of a call of `fit` that is over for the others.
 
     Raises:
       ValueError: `every_batches` is not positive, or the model was not built
@@ -126,7 +127,8 @@ class ClusterMonitor(keras.callbacks.Callback):
             self._before.get(cluster.task_name), self._fit
         )
         self._file = self._events = None
-        if self._log_dir is not None:
+        # Files of a call that this process passes have what there is to say.
+        if self._log_dir is not None and not strategy.state.is_passed:
             try:
                 self._open(cluster)
             except _OF_THE_PATH:
@@ -232,6 +234,14 @@ class ClusterMonitor(keras.callbacks.Callback):
         if not self._strategy.cluster.is_chief:
             return
         reports = self._strategy.collect("figures")
+        if self._strategy.state.is_passed and any(
+            report["fit"] > self._fit for report in reports.values()
+        ):
+            # Servers count what all calls have made, those after it as well.
+            logging.info(
+                "No summary of a call of `fit` that is over for the others."
+            )
+            return
         self.summary = summary_lib.summarize(
             {n: r for n, r in reports.items() if r["fit"] == self._fit},
             self._strategy.updates_applied(),

@@ -240,7 +240,7 @@ def of(given: str | dict | LineSearch) -> LineSearch:
     Raises:
       ValueError: It is none of these.
     """
-    if isinstance(given, LineSearch):
+    if type(given) in _NAMES.values():
         return given
     if isinstance(given, str) and given in _NAMES:
         return _NAMES[given]()
@@ -249,13 +249,14 @@ def of(given: str | dict | LineSearch) -> LineSearch:
         return _NAMES[settings.pop("name")](**settings)
     raise ValueError(
         f"Argument `line_search` must be one of {', '.join(_NAMES)}, or a "
-        f"LineSearch of tfdist.sandblaster. Received: line_search={given!r}"
+        f"{', '.join(kind.__name__ for kind in _NAMES.values())} of "
+        f"tfdist.sandblaster. Received: line_search={given!r}"
     )
 
 
 def config_of(search: LineSearch) -> dict:
     """Returns the name and settings of a line search, a dict."""
-    (name,) = (n for n, kind in _NAMES.items() if isinstance(search, kind))
+    (name,) = (n for n, kind in _NAMES.items() if type(search) is kind)
     return {"name": name, **vars(search)}
 
 

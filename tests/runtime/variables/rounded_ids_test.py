@@ -144,6 +144,21 @@ def test_model_that_rounds_ids_of_a_dynamic_table_is_refused():
         model.predict(np.array([[2.0**24 + 1]]), verbose=0)
 
 
+def test_ids_that_were_no_floats_are_not_refused_with_others():
+    """Features of one table are looked up together."""
+
+    @tf.function
+    def look_up(hours, items):
+        hours = tf.cast(hours, tf.int64)
+        return rounded_ids.checked(tf.concat([hours, items], 0), "table")
+
+    items = tf.constant([2**40], tf.int64)
+    found = look_up(tf.constant([7.0]), items)
+    assert found.numpy().tolist() == [7, 2**40]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="float32"):
+        look_up(tf.constant([2.0**24]), items)
+
+
 def test_ids_of_sparse_inputs_are_seen_through():
     with tfdist.AsyncStrategy(table_bytes=1).scope():
         inputs = keras.Input((3,), sparse=True, dtype="bfloat16")

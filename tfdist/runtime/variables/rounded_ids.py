@@ -62,7 +62,7 @@ def check(ids, rows, name):
     Raises:
       ValueError: They were, and nothing says that they were small before.
     """
-    all_forms = [_narrowest(forms) for forms in _ways_of(ids)]
+    all_forms = [_narrowest(forms) for forms, _ in _ways_of(ids)]
     known = [dtype for dtype in all_forms if dtype]
     narrowest = min(known, key=_DIGITS.get, default=None)
     if narrowest and rows - 1 > 2 ** _DIGITS[narrowest]:
@@ -91,11 +91,11 @@ def checked(ids, name):
       A tensor like `ids`.
     """
     checks = []
-    for forms in _ways_of(ids):
+    for forms, part in _ways_of(ids):
         if (narrowest := _narrowest(forms)) is not None:
             bound = 2 ** _DIGITS[narrowest]
-            if int(ids.dtype.max) >= bound:
-                checks.append(_assert(ids, bound, narrowest, name))
+            if int(part.dtype.max) >= bound:
+                checks.append(_assert(part, bound, narrowest, name))
         for short, long in zip(forms, forms[1:], strict=False):
             both = short.dtype.is_integer and long.dtype.is_integer
             if both and short.dtype.size < long.dtype.size:
@@ -155,8 +155,9 @@ def _ways_of(tensor):
     """The ways by which integers have come to a tensor.
 
     Returns:
-      A list of lists: the tensor, and what it was before; of that only what
-      has come to it, where an operation has taken some. None where no graph
+      A list of pairs: a list of the tensor and what it was before (of that
+      only what has come to it, where an operation has taken some), and the
+      integers of the tensor that have come by this way. None where no graph
       shows it.
     """
     if not tf.is_symbolic_tensor(tensor):
@@ -177,12 +178,12 @@ def _ways_of(tensor):
             forms.append(before)
         elif op.type in _JOINING and not takes:
             return [
-                forms + way[1:]
-                for part in op.inputs[_JOINING[op.type]]
-                for way in _ways_of(part)
+                (forms + way, part)
+                for joined in op.inputs[_JOINING[op.type]]
+                for way, part in _ways_of(joined)
             ]
         else:
-            return [forms]
+            return [(forms, forms[0])]
 
 
 def _take_again(take, whole):

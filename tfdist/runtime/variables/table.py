@@ -154,6 +154,9 @@ class TableVariable(ReplicaVariable):
             )
         indices = tf.convert_to_tensor(indices)
         if not self.is_dynamic:
+            if indices.dtype.size < tf.int32.size:
+                # Else the number of rows would have to fit into their type.
+                indices = tf.cast(indices, tf.int32)
             rounded_ids.check(indices, self.shape[0], self.path)
         with compiled_parts.outside(), tf.name_scope(name or "look_up"):
             if self.is_dynamic:
