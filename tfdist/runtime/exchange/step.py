@@ -457,3 +457,4 @@ class Step:
                 finite=finite,
             )
             exchange.build()
+        self._runtime.store.note_exchange(graph)

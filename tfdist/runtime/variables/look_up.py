@@ -14,6 +14,9 @@ from tfdist import private_tensorflow
 from tfdist.runtime.variables import routes
 from tfdist.runtime.variables.variables import active
 
+# Operations that call what is built in other graphs.
+_CALLS = ("Case", "If", "PartitionedCall", "StatefulPartitionedCall", "While")
+
 
 class LookUp:
     """Looks up rows for one worker.
@@ -28,6 +31,7 @@ class LookUp:
         self._before = before
         # By table and type of ids.
         self._functions = {}
+        self._exchanged_within = weakref.WeakSet()
         store.traced.add(self)
 
     def __call__(self, table, ids, by_number=False):
@@ -62,6 +66,16 @@ class LookUp:
             with private_tensorflow.outside_of_functions():
                 self._functions[key] = function.get_concrete_function()
         return self._store.call(self._functions[key], ids)
+
+    def note_exchange(self, graph):
+        """Called when rows may have been pushed in a graph.
+
+        If that is of a branch or a function, look-ups of the graphs around it
+        come after its call. TensorFlow would keep them in order if they had
+        handles in common.
+        """
+        while (graph := getattr(graph, "outer_graph", None)) is not None:
+            self._exchanged_within.add(graph)
 
     def counts(self, table):
         """Returns what servers count of a dynamic table.
@@ -100,6 +114,11 @@ class LookUp:
 
     def _build(self, table, ids, by_number):
         store, places, build = self._store, table.partitions, build_gather
+        graph = tf.compat.v1.get_default_graph()
+        if graph in self._exchanged_within:
+            calls = [op for op in graph.get_operations() if op.type in _CALLS]
+            with tf.device(store.worker_device), tf.control_dependencies(calls):
+                ids = tf.identity(ids)
         if table.is_dynamic and not by_number:
             places, build = table.index, _build_found
         # A server has to wait for the ids alone. To hear of what else comes

@@ -348,6 +348,10 @@ class ParameterStore(resources.Resources):
             resource=self._pulled_versions[shard].local_handle, value=value
         )
 
+    def note_exchange(self, graph):
+        """Called when an exchange was built in a graph; see `LookUp`."""
+        self._look_up.note_exchange(graph)
+
     def writes(self, shard):
         """The `Counter` of assignments outside of updates on `shard`."""
         return self.counter(f"version{manifests.WRITES}", shard)
