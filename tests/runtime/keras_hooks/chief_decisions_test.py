@@ -268,11 +268,11 @@ def test_decisions_of_nobody_known_are_refused():
 )
 def test_data_that_is_not_the_chiefs_is_said_to_be_once(is_seed, said, caplog):
     worker = Worker(1)
-    fit = worker.begin(1)
-    fit.is_in_loop = False
+    worker.begin(1)
     worker.chief_decisions.note_data(lambda: 5, is_seed)
-    fit.is_in_loop = True
     # Of a `fit` within it.
+    worker.chief_decisions._fits.is_around = lambda frame: True
+    begin(worker)
     worker.chief_decisions.note_data(lambda: 6, is_seed)
     begun = fit_progress.begun(1)
     for data, expected in ((0, 0), (5, 0), (7, 1), (7, 1)):

@@ -161,6 +161,23 @@ def test_a_call_that_is_refused_when_its_data_is_there_is_none_if_some_is_left(
     assert decisions.fit_number == number
 
 
+def test_a_call_of_a_callback_at_the_end_leaves_out_nothing():
+    """Of a worker that came back: its own call went on in epoch 7."""
+    model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    worker, _ = comes_back(1, model)
+    decisions = worker.chief_decisions
+    for _ in range(2):
+        begin(worker)
+    assert decisions.begin_data(size=9, skips=True) == (7, 3)
+    model._initial_epoch = None
+    decisions._fits.is_around = lambda frame: True
+    begin(worker)
+    assert not decisions.is_in_loop
+    assert decisions.begin_data(size=2, skips=True) == (0, 0)
+    assert model._initial_epoch is None
+
+
 @pytest.mark.parametrize("number", [0, 1], ids=["chief", "other"])
 @pytest.mark.parametrize("callback", [None, "resumes"])
 def test_calls_that_others_have_ended_are_passed_by_who_comes_back(

@@ -61,6 +61,8 @@ class ChiefDecisions:
         )
         self.position = fit_position.FitPosition(self._turns, self._fits)
         self._fit = None
+        # Whether the last call of `fit` that began is of a callback, within it.
+        self._is_within = False
         self._values = values_between.ValuesBetween(
             runtime, self._turns, self.is_chief, patience["start_timeout"]
         )
@@ -111,13 +113,13 @@ class ChiefDecisions:
           is_seed: Whether it is of the seed of the order; else it is of the
             first batch.
         """
-        if self._fit is not None and not self._fit.is_in_loop:
+        if self._fit is not None and not self._is_within:
             self._fit.data = data_number.DataNumber(checksum(), is_seed)
 
     def begin_data(self, size, skips):
         """Called when the data of a call is known; see `FitPosition.begin`."""
         fit = self._fit
-        if fit is None or fit.is_in_loop:
+        if fit is None or self._is_within:
             return (0, 0)
         left_out = self.position.begin(fit.model, size, skips)
         if self.position.goes_on:
@@ -158,7 +160,8 @@ class ChiefDecisions:
           frame: Its frame.
           call: Its `RunningFit`.
         """
-        if self._fits.is_around(frame):
+        self._is_within = self._fits.is_around(frame)
+        if self._is_within:
             epoch, within = self._fits.word.epoch, 1
             if self._fit.calls_within[0] == epoch:
                 within += self._fit.calls_within[1]
