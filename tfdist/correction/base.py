@@ -202,6 +202,15 @@ class Correction(comparable.Comparable, abc.ABC):
         """
 
 
+def squarable(tensor):
+    """Returns a tensor with smaller numbers where the square is not finite.
+
+    An average of squares would stay infinite for good.
+    """
+    bound = 0.9 * float(tensor.dtype.max) ** 0.5
+    return tf.clip_by_value(tensor, -bound, bound)
+
+
 def check_has_late_gradients(owner, synchronization, instead=""):
     """Refuses methods with which no gradient is ever late.
 

@@ -113,6 +113,7 @@ class FASGD(base.Correction):
             return mean
 
         if self.estimator == "std":
+            gradient = base.squarable(gradient)
             squares = average("mean_of_squares", self.gamma, gradient**2)
             mean = average("mean", self.gamma, gradient)
             # Rounding may make a variance of 0 negative.

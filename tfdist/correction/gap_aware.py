@@ -90,7 +90,7 @@ class GapAware(base.Correction):
         rate: tf.Tensor,
         slots: base.Slots,
     ) -> None:
-        step = tf.math.divide_no_nan(after - before, rate)
+        step = base.squarable(tf.math.divide_no_nan(after - before, rate))
         mean = _DECAY * slots.read("mean_square")
         slots.assign("mean_square", mean + (1 - _DECAY) * tf.square(step))
         slots.assign("updates", slots.read("updates") + 1)
