@@ -155,6 +155,22 @@ def test_the_epoch_the_first_one_and_their_number_are_known(model):
     assert sorted(set(seen)) == [(1, 1, 3), (1, 2, 3)]
 
 
+def test_it_is_known_whether_fit_has_come_to_an_epoch(model):
+    seen = []
+
+    class Looks(keras.callbacks.Callback):
+        def look(self, *args, **kwargs):
+            frame = private_keras_calls.current_frame()
+            while frame.f_code.co_name != "fit":
+                frame = frame.f_back
+            seen.append(private_keras_calls.is_before_epochs(frame))
+
+        on_train_begin = on_epoch_begin = on_train_end = look
+
+    model.fit(X, Y, epochs=2, callbacks=[Looks()], verbose=0)
+    assert seen == [True, False, False, False]
+
+
 def test_the_fit_under_way_is_found(model):
     seen = []
 

@@ -168,6 +168,11 @@ def epoch_of(call):
     return call.f_locals.get("epoch") or 0
 
 
+def is_before_epochs(call):
+    """Whether a frame of Keras's `fit` has not come to its first epoch."""
+    return "epoch" not in call.f_locals and "epoch" in call.f_code.co_varnames
+
+
 def callbacks_of(call):
     """Returns the callbacks of a frame of `fit`, `evaluate` or `predict`.
 

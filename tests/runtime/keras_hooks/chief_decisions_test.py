@@ -318,18 +318,23 @@ def test_callbacks_train_batches_before_and_after_the_steps_of_fit():
             steps.append(args)
             decisions.call(lambda function: function(), lambda: None)
 
-        on_epoch_begin = on_train_end = train
+        on_train_begin = on_epoch_begin = on_train_end = train
 
     listed = keras.callbacks.CallbackList([Trains()])
     fit = worker.begin(1)
     fit.is_in_loop = False
     fit.frame = types.SimpleNamespace(
-        f_locals={"self": worker.model, "callbacks": listed}
+        f_locals={"self": worker.model, "callbacks": listed},
+        f_code=types.SimpleNamespace(co_varnames=("epoch",)),
     )
+    # Keras reads only then with which epoch it begins.
+    decisions.position._release = lambda: steps.append("released")
     listed.on_train_begin()
+    assert len(listed.callbacks) == 1
+    fit.frame.f_locals["epoch"] = 0
     listed.on_epoch_begin(0)
-    assert steps == [(0, {})]
+    assert steps == [({},), (0, {}), "released"]
     assert len(listed.callbacks) == 3
     listed.on_train_end()
-    assert steps == [(0, {}), ({},)]
+    assert steps[3:] == [({},)]
     assert not decisions.number_of_order

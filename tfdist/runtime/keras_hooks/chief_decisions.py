@@ -232,8 +232,11 @@ class ChiefDecisions:
         if fit is None or fit.has_ended:
             return call(function, *args)  # Such as `train_on_batch`.
         if not fit.is_in_loop:
-            if not self._fits.is_running():
-                # An exception has ended it before its first step.
+            if not self._fits.is_running() or (
+                private_keras_calls.is_before_epochs(fit.frame)
+            ):
+                # An exception has ended it before its first step; or a
+                # callback trains in `on_train_begin`.
                 return call(function, *args)
             self._begin_loop(fit)
         self._values.has_set = False
