@@ -87,6 +87,23 @@ def test_a_first_worker_joins_again_those_that_have_joined(cluster):
     check_accounts({k: worker.report() for k, worker in enumerate(workers)})
 
 
+def test_a_worker_that_was_killed_needs_nobody_else_who_was(cluster):
+    running = cluster(num_ps=0, num_workers=3)
+    settings = {"pace": 0.005, "until": "stop", "worker_timeout": 5.0}
+    workers = running.start_workers(TRAIN, steps=10**6, **settings)
+    for worker in workers:
+        worker.wait_for_steps(20)
+    for worker in workers[1:]:
+        worker.kill()
+    before = workers[1].steps()
+    workers[1] = running.start("worker", 1, TRAIN, steps=10**6, **settings)
+    workers[1].wait_for_steps(before + 40)
+    running.tell("stop")
+    running.finish()
+    reports = [worker.report() for worker in workers[:2]]
+    assert reports[0]["after"] == reports[1]["after"]
+
+
 @pytest.mark.parametrize("killed", [2, 0])
 def test_a_worker_that_was_killed_joins_again(cluster, killed):
     running = cluster(num_ps=0, num_workers=3)

@@ -17,6 +17,7 @@ from tfdist.all_reduce import variables as variables_lib
 from tfdist.cluster import sessions
 from tfdist.peers import admission
 from tfdist.peers import board
+from tfdist.peers import meetings
 
 _POLL_SECONDS = 0.03
 _REPORT_SECONDS = 10.0
@@ -60,7 +61,7 @@ class Joiner:
                 except (tf.errors.OpError, OSError):
                     silent.append(worker)
                     continue
-                if status and _trains(status):
+                if status and meetings.trains(status):
                     return True
             if time.monotonic() > end or not any(map(self._listens, silent)):
                 return False
@@ -93,7 +94,7 @@ class Joiner:
 
     def _is_training(self):
         found = map(self._read, self._roster.others)
-        return any(status and _trains(status) for status in found)
+        return any(status and meetings.trains(status) for status in found)
 
     def join(self, model):
         """Takes part from here on, with another worker's values.
@@ -138,7 +139,7 @@ class Joiner:
         others = {
             worker
             for worker, status in statuses.items()
-            if (_trains(status) if status else worker in self._live)
+            if (meetings.trains(status) if status else worker in self._live)
         }
         self._ask(others - self._heard, needs)
         return needs
@@ -157,7 +158,7 @@ class Joiner:
                 if worker not in asked and self._listens(worker):
                     return [worker]
                 continue
-            if status and _trains(status):
+            if status and meetings.trains(status):
                 return [worker]
         return []
 
@@ -320,7 +321,7 @@ class Joiner:
           tf.errors.UnavailableError: It lets nobody join any more.
         """
         status, now = self._read(worker), time.monotonic()
-        if status is not None and _trains(status):
+        if status is not None and meetings.trains(status):
             self._silent.pop(worker, None)
             if status["closed"] or status["fits"] > 1:
                 raise self._refused(worker, status)
@@ -359,11 +360,6 @@ class Joiner:
             return self._meetings.status_of(worker)
         except (tf.errors.OpError, OSError):
             return None
-
-
-def _trains(status):
-    """Whether a worker of this status has begun, and is no joiner itself."""
-    return bool(status["done"]) and not status["joins"]
 
 
 def _too_late(name):

@@ -22,6 +22,25 @@ _REPORT_SECONDS = 10.0
 _FAREWELL_SECONDS = 5.0
 
 
+def status_of(reader, name):
+    """Reads the status of a worker, a dict; None if it has none.
+
+    Args:
+      reader: Its `BoardReader`.
+      name: As of `Meetings`.
+
+    Raises:
+      tf.errors.OpError, OSError: It does not answer.
+    """
+    text = reader.read(f"{name}/status")
+    return None if text is None else json.loads(text)
+
+
+def trains(status):
+    """Whether a worker of this status has begun, and is no joiner itself."""
+    return bool(status["done"]) and not status["joins"]
+
+
 class Meetings:
     """The meetings of all workers; it has the methods of `Collectives`.
 
@@ -39,7 +58,7 @@ class Meetings:
     def __init__(self, roster, name, device, tolerance, engine):
         self.num_workers = roster.num_workers
         self._roster = roster
-        self._status_name = f"{name}/status"
+        self._name = name
         self._values_name = f"{name}/values"
         self._tolerance = tolerance
         self._engine = engine
@@ -103,7 +122,7 @@ class Meetings:
             "lost": self._roster.lost,
             "known": {str(k): v for k, v in self._roster.known.items()},
         }
-        self._board.post(self._status_name, json.dumps(status))
+        self._board.post(f"{self._name}/status", json.dumps(status))
 
     # For joiners.
 
@@ -422,8 +441,7 @@ class Meetings:
         return status
 
     def _read(self, worker):
-        text = self._readers[worker].read(self._status_name)
-        return None if text is None else json.loads(text)
+        return status_of(self._readers[worker], self._name)
 
     def _check(self, worker, status):
         roster, me = self._roster, self._roster.worker_id

@@ -1,19 +1,28 @@
 """A worker's own server, of which nobody else needs to be there."""
 
+import contextlib
+
+import tensorflow as tf
+
 from tfdist.cluster import bare_server
 from tfdist.cluster import connection
+from tfdist.peers import board
+from tfdist.peers import meetings
 
 # A process starts its server once.
 _started = []
 
 
-def start(config, timeout, first):
+def start(config, timeout, first, name):
     """Starts this process's server, and waits until the others listen.
+
+    Or until one of them trains: then this worker joins those that are there.
 
     Args:
       config: The `ClusterConfig`, of workers alone.
       timeout: Seconds to wait for workers that are not up yet.
       first: Number of the first workers, which alone are waited for.
+      name: As of `Roster`.
 
     Raises:
       ClusterConfigError: This process is part of another cluster already.
@@ -27,6 +36,25 @@ def start(config, timeout, first):
         bare_server.start(config)
         _started.append(config)
     others = config.worker_addresses
-    for name in (config.task_name, *config.worker_names[first:]):
-        others.pop(name, None)
-    connection.wait_for_listeners("worker", others, timeout)
+    for one in (config.task_name, *config.worker_names[first:]):
+        others.pop(one, None)
+    readers = {}
+    for one, address in others.items():
+        job, _, task = one.removeprefix("/job:").partition("/task:")
+        readers[one] = board.BoardReader(address, job, int(task))
+
+    def somebody_trains(there):
+        for one in there:
+            with contextlib.suppress(tf.errors.OpError, OSError):
+                status = meetings.status_of(readers[one], name)
+                if status is not None and meetings.trains(status):
+                    return True
+        return False
+
+    try:
+        connection.wait_for_listeners(
+            "worker", others, timeout, somebody_trains
+        )
+    finally:
+        for reader in readers.values():
+            reader.close()

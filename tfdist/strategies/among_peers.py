@@ -23,7 +23,9 @@ class StrategyAmongPeers(without_servers.StrategyWithoutServers):
     def _connect(self, look_up, tolerance):
         config = self._cluster
         if config.num_workers > 1:
-            serving.start(config, tolerance.start_timeout, self._first)
+            name = f"{construction.coming_namespace(config)}/peers"
+            timeout = tolerance.start_timeout
+            serving.start(config, timeout, self._first, name)
             # Runs after what is registered later.
             atexit.register(transport.end_all)
         return construction.connect(config, look_up, True, tolerance)

@@ -1,5 +1,6 @@
 """The construction of a strategy: checks, connections, names, seeds."""
 
+import copy
 import dataclasses
 import functools
 import itertools
@@ -365,7 +366,15 @@ def namespace(config):
     """Prefix of the names of a new strategy's resources."""
     # Workers that run the same script construct their strategies in the same
     # order, so they agree on the number.
-    number = next(_strategies)
+    return _namespace(config, next(_strategies))
+
+
+def coming_namespace(config):
+    """What `namespace` returns next: nothing has this name yet."""
+    return _namespace(config, next(copy.copy(_strategies)))
+
+
+def _namespace(config, number):
     return f"tfdist/{'local' if config.is_local else 'cluster'}/{number}"
 
 
