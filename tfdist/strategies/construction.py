@@ -370,7 +370,7 @@ def namespace(config):
 
 
 def coming_namespace(config):
-    """What `namespace` returns next: nothing has this name yet."""
+    """The name that `namespace` returns next, which nothing has yet."""
     return _namespace(config, next(copy.copy(_strategies)))
 
 
