@@ -190,6 +190,34 @@ def test_a_worker_is_not_started_again_where_all_it_needs_has_ended(
     assert run.is_over and tasks[1].starts == 1
 
 
+@pytest.mark.parametrize("has_servers", [True, False])
+def test_a_worker_that_waits_to_be_started_needs_those_that_end_meanwhile(
+    clock, has_servers
+):
+    """Servers see no end; other workers would be waited for in vain."""
+    tasks = [StandIn(0), StandIn(1), StandIn(2)]
+    run, said = started(
+        [Server(), *tasks] if has_servers else tasks, max_restarts=3
+    )
+    end(run, tasks[1], KILLED)
+    assert said[-1].endswith("restart 1 of 3 in 0.5 s")
+    end(run, tasks[0], 0)
+    end(run, tasks[2], 0)
+    clock.now += 0.5
+    run.look_at_time()
+    if has_servers:
+        assert (tasks[1].starts, run.phase) == (2, RunPhase.RUNNING)
+        return
+    assert (tasks[1].starts, run.is_over) == (1, True)
+    assert said[-3:] == [
+        "worker 0 is done",
+        "worker 1 was ended by SIGKILL (status 137), as by the system when "
+        "memory runs out; it cannot train again: worker 0 is done; the others "
+        "go on without it: 137",
+        "worker 2 is done",
+    ]
+
+
 @pytest.mark.parametrize("fail_fast", [True, False])
 def test_without_servers_workers_that_still_save_may_end_by_themselves(
     clock, fail_fast

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import enum
 import signal
 import time
+from typing import NamedTuple
 
 from tfdist.cli import run_report
 from tfdist.cli.control_socket import RefusedError
@@ -41,6 +42,20 @@ class RunPhase(enum.IntEnum):
     TERMINATING = 2
     KILLING = 3
     ABANDONED = 4
+
+
+class Restart(NamedTuple):
+    """A task that is about to be started again.
+
+    Attributes:
+        when: the moment, in seconds of `time.monotonic`.
+        status: with which it has ended.
+        what: how it has ended, for the user.
+    """
+
+    when: float
+    status: int
+    what: str
 
 
 class ClusterRun:
@@ -78,9 +93,9 @@ class ClusterRun:
         self._limits = limits
         self._report = report
         self._guard: Guard | None = None
-        # When those that failed are started again, and when those that were
-        # told to leave are killed, in seconds of `time.monotonic`.
-        self._restarts: dict[Task, float] = {}
+        self._restarts: dict[Task, Restart] = {}
+        # When those that were told to leave are killed, in seconds of
+        # `time.monotonic`.
         self._leaving: dict[Task, float] = {}
         # Restarts of tasks that failed because another one had.
         self._excused: collections.Counter[Task] = collections.Counter()
@@ -113,8 +128,15 @@ class ClusterRun:
     @property
     def next_time(self) -> float:
         """Moment at which `look_at_time` is due, by `time.monotonic`."""
-        times = [*self._restarts.values(), *self._leaving.values()]
-        return min([self.deadline, self._servers_due, self._report_due, *times])
+        return min(
+            [
+                self.deadline,
+                self._servers_due,
+                self._report_due,
+                *(restart.when for restart in self._restarts.values()),
+                *self._leaving.values(),
+            ]
+        )
 
     def start(self, guard: Guard) -> None:
         """Starts all tasks that are wanted.
@@ -213,9 +235,10 @@ class ClusterRun:
     def look_at_time(self) -> None:
         """Does what is due: restarts, and the next phase."""
         now = time.monotonic()
-        for task in [t for t, when in self._restarts.items() if when <= now]:
-            del self._restarts[task]
-            self._start(task)
+        for task, restart in [*self._restarts.items()]:
+            if restart.when <= now:
+                del self._restarts[task]
+                self._start(task)
         for task in [t for t, when in self._leaving.items() if when <= now]:
             self._leaving[task] = float("inf")
             self._report.say(f"{task.label} has not left: killing it")
@@ -292,17 +315,17 @@ class ClusterRun:
         elif not status:
             task.is_done = True
             self._report.say(f"{task.label} is done")
+            self._give_up_restarts()
         elif self._limits.fail_fast:
             self._fail(task, status, what)
         elif missing := self._needed_and_done(task):
-            what += f"; it cannot train again: {missing} is done"
-            self._fail(task, status, what, goes_on=self._others_have_trained)
+            self._fail_without(missing, task, status, what)
         elif self._is_excused(task, cause):
             self._excused[task] += 1
             self._report.say(
                 f"{what}; started again in {_SECONDS_BEFORE_RESTART:g} s"
             )
-            self._restarts[task] = time.monotonic() + _SECONDS_BEFORE_RESTART
+            self._restart(task, _SECONDS_BEFORE_RESTART, status, what)
         elif (
             self.phase == RunPhase.RUNNING
             and task.restarts < self._limits.max_restarts
@@ -317,7 +340,7 @@ class ClusterRun:
                 f"{what}; restart {task.restarts} of "
                 f"{self._limits.max_restarts} in {seconds:g} s"
             )
-            self._restarts[task] = time.monotonic() + seconds
+            self._restart(task, seconds, status, what)
         elif self._others_go_on(task, cannot_start):
             self._fail(task, status, what, goes_on=True)
         else:
@@ -325,6 +348,25 @@ class ClusterRun:
                 what += ", which no restart would change"
             self._fail(task, status, what)
         self._look_for_end()
+
+    def _restart(
+        self, task: Task, seconds: float, status: int, what: str
+    ) -> None:
+        when = time.monotonic() + seconds
+        self._restarts[task] = Restart(when, status, what)
+
+    def _give_up_restarts(self) -> None:
+        """Fails tasks that have ended just before one that they need."""
+        for task, restart in [*self._restarts.items()]:
+            if missing := self._needed_and_done(task):
+                del self._restarts[task]
+                self._fail_without(missing, task, restart.status, restart.what)
+
+    def _fail_without(
+        self, missing: str, task: Task, status: int, what: str
+    ) -> None:
+        what += f"; it cannot train again: {missing} is done"
+        self._fail(task, status, what, goes_on=self._others_have_trained)
 
     def _look_for_end(self) -> None:
         """Ends the run, or says so, where nobody trains any more."""
