@@ -149,3 +149,19 @@ def test_the_mean_is_that_of_the_last_step_s_optimizer():
     engine._mean = types.SimpleNamespace(take=take)
     engine._take_mean()
     assert variable[0] == -1.5
+
+
+def test_the_distance_is_that_of_the_last_step_s_optimizer(monkeypatch):
+    """Another one of the same weights knows an older distance."""
+    strategy = tfdist.GossipStrategy()
+    with strategy.scope():
+        variable = keras.Variable([0.0])
+    assert strategy.consensus_distance() == 0.0
+    for distance in (3.0, 4.0):
+        with strategy.scope():
+            optimizer = keras.optimizers.SGD(1.0)
+        strategy.run(optimizer.apply, ([tf.ones([1])], [variable]))
+        (lane,) = strategy._engine._last
+        account = types.SimpleNamespace(distance=distance)
+        monkeypatch.setattr(lane.channels[0], "account", account)
+        assert strategy.consensus_distance() == distance

@@ -257,5 +257,10 @@ class GossipEngine(engine.PeerEngine):
 
     @property
     def distance(self):
-        """Distance from the other worker in the last exchange, float."""
-        return math.hypot(*(one.account.distance for one in self.channels))
+        """Distance from the other worker in the last exchange, float.
+
+        Of what the last step has trained: an older optimizer of the same
+        variables knows their distance of before.
+        """
+        channels = [one for lane in self._last for one in lane.channels]
+        return math.hypot(*(one.account.distance for one in channels))

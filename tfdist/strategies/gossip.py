@@ -77,7 +77,8 @@ class GossipStrategy(among_peers.StrategyAmongPeers):
         """Returns the Euclidean distance between two workers' parameters.
 
         Of this worker and the one of its last exchange that was not declined,
-        at that moment; 0.0 before the first.
+        at that moment, and of the parameters that its last step has trained;
+        0.0 before the first.
         """
         return self._engine.distance
 
