@@ -3,10 +3,12 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests import nightly
 import tfdist
 from tfdist import synchronization
+from tfdist.runtime.exchange import portion_progress
 
 
 @pytest.mark.parametrize(
@@ -46,6 +48,32 @@ def test_one_process_has_all_portions(make):
     model.fit(np.ones([6, 1]), np.ones([6, 1]), batch_size=2, verbose=0)
     assert strategy.updates_applied() == [3]
     assert strategy.portion_counts() == {}
+
+
+class CountedProgress(portion_progress.NoProgress):
+    """Counts the batches of which it is told."""
+
+    def __init__(self):
+        self.batches = tf.Variable(0)
+
+    def build_advance(self):
+        """Counts one."""
+        self.batches.assign_add(1, read_value=False)
+
+
+def test_a_batch_that_a_loss_scale_leaves_out_counts_as_one():
+    """Else the next push of the same call would be taken for its push."""
+    strategy = tfdist.AsyncStrategy()
+    strategy._runtime.batch_progress = progress = CountedProgress()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+        model.compile(optimizer, "mse", steps_per_execution=2)
+    x = np.array([[1.0], [np.inf], [1.0], [1.0]])
+    model.fit(x, np.ones([4, 1]), batch_size=1, shuffle=False, verbose=0)
+    assert strategy.updates_applied() == [3]
+    assert progress.batches.numpy() == 4
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,6 @@ class ExchangeBuilder:
                 self._runtime.journal.note_other()
             return
         with tf.control_dependencies(done):
-            self._runtime.batch_progress.build_advance()
             self._runtime.journal.note_repeated(
                 {
                     r.shard: r.repeated

@@ -339,6 +339,8 @@ class Step:
                 )
         if self._root in self._pending and self._pending[self._root].records:
             self._flush(self._root)
+        # Also where a loss scale has left out the push.
+        self._runtime.batch_progress.build_advance()
         self._runtime.unused_models.refuse(self._over)
 
     def _flush_assigned(self, pending):
