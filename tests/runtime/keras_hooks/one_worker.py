@@ -98,7 +98,7 @@ class Worker:
 
         self.model = Frame.f_locals["self"]
         fit = self.chief_decisions._fit = fit_call.FitCall(Frame, number)
-        fit.is_in_loop = True
+        fit.is_in_loop, fit.frame = True, None
         return fit
 
     def exchange(self, pulled, **told):

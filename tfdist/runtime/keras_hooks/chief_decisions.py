@@ -232,13 +232,13 @@ class ChiefDecisions:
         if fit is None or fit.has_ended:
             return call(function, *args)  # Such as `train_on_batch`.
         if not fit.is_in_loop:
-            if not self._fits.is_running() or (
-                private_keras_calls.is_before_epochs(fit.frame)
-            ):
-                # An exception has ended it before its first step; or a
-                # callback trains in `on_train_begin`.
+            if not self._fits.is_running():
+                # An exception has ended it before its first step.
                 return call(function, *args)
             self._begin_loop(fit)
+        elif fit.frame is not None and self._begin_epochs(fit):
+            if self.position.reads_backup:
+                self.position.check(fit.number, self._turns.chief())
         self._values.has_set = False
         if self.is_chief:
             self._tell_rates(fit)
@@ -352,8 +352,7 @@ class ChiefDecisions:
 
     def _begin_loop(self, fit):
         listed = private_keras_calls.callbacks_of(fit.frame)
-        self.position.begin_loop(fit.frame)
-        fit.frame = None
+        self._begin_epochs(fit)
         if not isinstance(listed, keras.callbacks.CallbackList):
             raise ProgramError(
                 "Keras's `fit` has no CallbackList to follow the chief with. "
@@ -366,6 +365,17 @@ class ChiefDecisions:
         self._values.begin(fit.model, fit.number)
         fit.exchanges = self._runtime.journal.count
         self._tell_begun(fit)
+
+    def _begin_epochs(self, fit):
+        """Tells with which epoch a call begins; returns whether it is known.
+
+        It is not as long as a callback trains in `on_train_begin`.
+        """
+        if private_keras_calls.is_before_epochs(fit.frame):
+            return False
+        self.position.begin_loop(fit.frame)
+        fit.frame = None
+        return True
 
     def _tell_begun(self, fit):
         """Tells that a call of `fit` begins; waits until the chief's has."""
@@ -403,7 +413,8 @@ class ChiefDecisions:
             chief = self._turns.wait_for_chief(
                 begun, f"to begin call {fit.number} of fit"
             )
-            self.position.check(fit.number, chief)
+            if fit.frame is None:
+                self.position.check(fit.number, chief)
         # Before it takes over what the chief may make in its first step, for
         # which the chief may wait for this word.
         self._tell(reached=begun)

@@ -141,7 +141,7 @@ class FitPosition:
         return epoch - self._first_epoch, batch
 
     def begin_loop(self, frame):
-        """Called at the first step, with the frame of `fit`."""
+        """Called at the first step of an epoch, with the frame of `fit`."""
         self._release()
         epoch = private_keras_calls.epoch_of(frame)
         place = {"epoch": epoch, "batch": self._left_out}
