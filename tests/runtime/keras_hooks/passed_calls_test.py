@@ -87,22 +87,6 @@ def test_calls_within_one_have_orders_of_their_own():
     assert decisions.number_of_order == orders[-1]
 
 
-def test_a_call_to_which_a_worker_comes_back_at_its_end_has_been_one():
-    """It takes no step, and the script's next call is the others' next."""
-    member = table(0)[0]
-    word = fit_progress.Word(reached=fit_progress.begun(1), epoch=1, batch=4)
-    there = dataclasses.replace(member, word=word)
-    worker = Worker(1, [there] * 3)
-    worker.runtime.local = worker.runtime.coordination = Ends()
-    worker.model = keras.Sequential()
-    worker.chief_decisions._turns._membership.former = member
-    begin(worker)
-    decisions = worker.chief_decisions
-    assert decisions.begin_data(size=4, skips=True) == (2, 0)
-    begin(worker)
-    assert decisions.number_of_order == 2
-
-
 def comes_back(number, model, keeps_own_values=False):
     """A worker that was killed in the second call of its script; begins again.
 
@@ -122,6 +106,28 @@ def comes_back(number, model, keeps_own_values=False):
     worker.model = model
     worker.membership.former = there
     return worker, ends.calls
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["chief", "other"])
+def test_a_call_to_which_a_worker_comes_back_at_its_end_has_been_one(number):
+    """It takes no step, and still saves what servers hold.
+
+    The script's next call is the others' next.
+    """
+    model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    worker, calls = comes_back(number, model)
+    decisions = worker.chief_decisions
+    for _ in range(2):
+        begin(worker)
+    assert (decisions.fit_number, decisions.is_passed) == (2, False)
+    decisions.position._end_epoch = 8
+    calls.clear()
+    # The others, or the chief before it died, have done all batches.
+    assert decisions.begin_data(size=3, skips=True) == (8, 0)
+    assert calls == ["commit", len(model.variables)]
+    begin(worker)
+    assert decisions.number_of_order == 3
 
 
 def test_who_was_lost_with_the_first_server_goes_on_as_others_tell():

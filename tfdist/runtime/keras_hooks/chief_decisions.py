@@ -126,7 +126,8 @@ class ChiefDecisions:
             # That may be at its end: then it has been a call all the same. Of
             # data of unknown size, nothing may be left either.
             fit.has_begun = not (size and self.position.has_epochs)
-            if self.position.is_over:
+            if fit.has_begun:
+                # No step takes over what servers hold.
                 self._values.end(fit.model, fit.number)
                 fit_call.build_optimizer(fit.model)
                 self._runtime.commit()
