@@ -10,6 +10,7 @@ import pytest
 from tests import nightly
 from tests.runtime.exchange import delay_test
 from tests.runtime.replicas import one_run
+import tfdist
 from tfdist.saving import callbacks
 
 _runs = itertools.count()
@@ -88,6 +89,27 @@ def test_a_call_that_others_have_ended_early_is_not_trained_to_its_end(
     again.model._initial_epoch = 2**31
     again.backup(tmp_path).on_train_begin()
     assert again.model._initial_epoch == (2**31 if is_passed else 3)
+
+
+@pytest.mark.parametrize(
+    "make",
+    nightly.also([tfdist.AsyncStrategy], [tfdist.AllReduceStrategy]),
+)
+@pytest.mark.parametrize("epochs", [3, 2], ids=["goes on", "nothing left"])
+def test_the_call_after_one_that_was_resumed_has_all_its_epochs(
+    tmp_path, make, epochs
+):
+    """On one worker alone fewer ones would end all that wait for it."""
+    strategy, x = make(), np.ones([2, 1])
+    with strategy.scope():
+        model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    backup = keras.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)
+    model.fit(x, x, epochs=2, callbacks=[backup], verbose=0)
+    again = keras.callbacks.BackupAndRestore(tmp_path)
+    resumed = model.fit(x, x, epochs=epochs, callbacks=[again], verbose=0)
+    assert resumed.epoch == [*range(2, epochs)]
+    assert model.fit(x, x, epochs=3, verbose=0).epoch == [0, 1, 2]
 
 
 @pytest.mark.parametrize("has_committed", nightly.also([False], [True]))

@@ -35,6 +35,8 @@ class Word:
       first_batch: Batches of that epoch that it has left out.
       written: The last call that it has begun with weights that it has set
         since its last step in the call before; 0 for none.
+      came_to: The last call that its program has made, begun or not; 0 before
+        the first.
     """
 
     reached: int = 0
@@ -48,6 +50,7 @@ class Word:
     first_epoch: int = 0
     first_batch: int = 0
     written: int = 0
+    came_to: int = 0
 
     @property
     def number(self):
@@ -149,7 +152,9 @@ class Fits:
             self.number = number
             self._call = call
             self.is_abandoned = False
-            self.tell(reached=closed(number - 1), epoch=0, batch=0)
+            self.tell(
+                reached=closed(number - 1), came_to=number, epoch=0, batch=0
+            )
 
     def is_around(self, frame):
         """Whether a call of `fit` is made within the one that is known."""

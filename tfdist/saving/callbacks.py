@@ -132,6 +132,19 @@ class RestoresUnbuilt:
             # the chief stopped it before its last epoch.
             private_keras.set_initial_epoch(self.model, epoch)
 
+    def on_epoch_begin(self, epoch, logs=None):
+        """As Keras's; the next `fit` begins where the user says.
+
+        Keras leaves out of it as many epochs as of this one.
+        """
+        super().on_epoch_begin(epoch, logs)
+        private_keras.set_initial_epoch(self.model, None)
+
+    def on_train_end(self, logs=None):
+        """The same, where no epoch was left."""
+        super().on_train_end(logs)
+        private_keras.set_initial_epoch(self.model, None)
+
 
 class RestoresWhileWritten:
     """A mixin: a `BackupAndRestore` whose files another task may write.

@@ -28,6 +28,7 @@ def row(
     first_epoch=0,
     state=MemberState.ALIVE,
     reached=None,
+    came_to=CALL,
     silent=0.0,
 ):
     """A worker that is there in the call, or has come as far as `reached`."""
@@ -36,6 +37,7 @@ def row(
         epoch=epoch,
         batch=batch,
         first_epoch=first_epoch,
+        came_to=came_to,
     )
     return Member("a worker", state, silent, 0, 1.0, word)
 
@@ -154,6 +156,12 @@ def turns(worker, rows, former, initial_workers=3):
             1,
             [row(4, 7), row(), row()],
             row(reached=fit_progress.begun(CALL + 1)),
+            OVER,
+        ),
+        "a later call was made here, and then nothing": (
+            1,
+            [row(4, 7), row(), row()],
+            row(reached=_CLOSED, came_to=CALL + 1),
             OVER,
         ),
         "late for the first time": (
@@ -417,3 +425,21 @@ def test_what_the_chief_tells_at_the_beginning_is_waited_for(
     )
     assert found == expected
     assert len(left) == 1
+
+
+def test_who_was_interrupted_as_it_waited_for_others_waits_again():
+    """Else what it sets would mix with what the others still send."""
+    made, looks = turns(0, [row(), row(), row()], never()), []
+
+    def interrupted(condition, what):
+        looks.append(condition())
+        if len(looks) == 1:
+            raise KeyboardInterrupt
+
+    made._wait = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        made.wait_for_others(CALL)
+    made.wait_for_others(CALL)
+    # It has met them.
+    made.wait_for_others(CALL)
+    assert looks == [False, False]

@@ -55,6 +55,7 @@ class Worker:
             local=None,
             coordination=None,
             work=queued_work.NoQueuedWork(),
+            unused_models=types.SimpleNamespace(refuse=lambda variables: None),
         )
         self.version = 0
         self.membership = membership = types.SimpleNamespace(

@@ -313,12 +313,12 @@ class FitTurns:
         """
         if number <= self._met:
             return
-        self._met = number
         self._wait_for_others(
             self._expected,
             fit_progress.ended(number),
             f"to end call {number} of fit",
         )
+        self._met = number
 
     def wait_for_others_to_begin(self, number):
         """Waits until all others have begun a call of `fit`, or are gone.
@@ -352,14 +352,14 @@ class FitTurns:
 def _place_of(former, number):
     """Position of this worker's former process in a call of `fit`.
 
-    Not its end, if that was its last call: perhaps an exception has ended it.
+    Not its end, if it came to no other one: perhaps an exception has ended it.
 
     Args:
       former: The `Member`.
       number: The call's number.
     """
     word = former.word
-    is_last = word.number == number
+    is_last = number == word.number and number >= word.came_to
     if is_last and former.state is not _FINISHED:
         return word.epoch, word.batch
     return word.position(number)
