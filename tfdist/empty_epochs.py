@@ -3,6 +3,7 @@
 from absl import logging
 import tensorflow as tf
 
+from tfdist import guarded_steps
 from tfdist import private_keras_calls
 
 
@@ -19,7 +20,7 @@ class EmptyEpochs:
 
     def __init__(self, stay_away):
         self._stay_away = stay_away
-        # What the last step has returned.
+        # What the last step has returned, but for `train_on_batch`.
         self._logs = None
 
     def call(self, call_in_fit, function, *args):
@@ -34,12 +35,14 @@ class EmptyEpochs:
           What it returns.
         """
         try:
-            self._logs = call_in_fit(function, *args)
+            logs = call_in_fit(function, *args)
         except (StopIteration, tf.errors.OutOfRangeError):
             if private_keras_calls.is_first_step_of_epoch():
                 self._begin_empty_epoch()
             raise
-        return self._logs
+        if not guarded_steps.is_of_batch(args):
+            self._logs = logs
+        return logs
 
     def _begin_empty_epoch(self):
         logging.warning(

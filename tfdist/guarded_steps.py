@@ -21,10 +21,9 @@ class GuardedFunction:
         self._call = call
 
     def __call__(self, *args):
-        if not (args and isinstance(args[0], types.GeneratorType)):
+        if not is_of_batch(args):
             return self._call(self.function, *args)
-        # Of `train_on_batch` or `test_on_batch`: a call that is made again
-        # has its batch again.
+        # A call that is made again has its batch again.
         taken = []
         rest = _noted(args[0], taken)
 
@@ -33,6 +32,14 @@ class GuardedFunction:
             return self.function(itertools.chain(tuple(taken), batches))
 
         return self._call(function, rest)
+
+
+def is_of_batch(args):
+    """Whether a step with these arguments is one of `train_on_batch`.
+
+    Or of `test_on_batch`: Keras calls it with a generator of the batch.
+    """
+    return bool(args) and isinstance(args[0], types.GeneratorType)
 
 
 def _noted(batches, taken):

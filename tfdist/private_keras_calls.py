@@ -163,6 +163,11 @@ def epochs_of(call):
     return call.f_locals.get("epochs", 1)
 
 
+def has_epochs(call):
+    """Whether the arguments of a frame of `fit` leave an epoch to train."""
+    return initial_epoch_of(call) < epochs_of(call)
+
+
 def epoch_of(call):
     """Returns the epoch, from 0, that a frame of `fit` is in."""
     return call.f_locals.get("epoch") or 0

@@ -35,6 +35,22 @@ def begin(frame):
     return call
 
 
+def end(frame):
+    """Takes note that a call of `fit` has come to its end.
+
+    Args:
+      frame: The current one, within the call.
+    """
+    with _lock:
+        calls = list(_begun)
+    while frame is not None:
+        for call in calls:
+            if call.is_frame(frame):
+                call.has_ended = True
+                return
+        frame = frame.f_back
+
+
 class RunningFit:
     """A call of `fit`, looked at from another thread.
 
@@ -43,6 +59,10 @@ class RunningFit:
 
     Args:
       frame: The call's frame, in the current thread.
+
+    Attributes:
+      has_ended: Whether it has come to its end, or has no epoch from the
+        first; where an exception ends it, it has not.
     """
 
     def __init__(self, frame):
@@ -51,6 +71,7 @@ class RunningFit:
         self._thread = threading.get_ident()
         self._is_seen_to = False
         self._is_over = False
+        self.has_ended = not private_keras_calls.has_epochs(frame)
 
     def end_before(self, frame):
         """Called when a call of this thread begins, with its frame."""
@@ -88,6 +109,14 @@ class RunningFit:
         """
         return not self._is_over and self._found_from(frame.f_back) is not None
 
+    def is_frame(self, frame):
+        """Whether `frame` is the call's, and not of a later one in its place.
+
+        Args:
+          frame: A frame that is on the stack.
+        """
+        return not self._is_over and self._is_it(frame)
+
     def _found_from(self, frame):
         """The call's frame, where it is `frame` or called it; else None."""
         while frame is not None and not self._is_it(frame):
@@ -102,7 +131,9 @@ class CallNumbers:
     """Numbers of the calls of `fit`, from 1, the same on all workers.
 
     One that raises before its first step is none: the next one of this worker
-    is the one that others make then.
+    is the one that others make then. One that ends without a step, as it was
+    resumed at its end, is one: others took its steps, or this worker in an
+    earlier process.
     """
 
     def __init__(self):
@@ -116,16 +147,24 @@ class CallNumbers:
         Args:
           running: Its `RunningFit`.
         """
-        self._waiting = [one for one in self._waiting if not one.is_over()]
+        self._settle()
         self._waiting.append(running)
         return self._begun + len(self._waiting)
 
-    def begin(self, running):
-        """Called before each step of a call: the first one counts.
+    def begin(self):
+        """Called before each step: of the innermost call the first one counts.
 
-        Args:
-          running: Its `RunningFit`.
+        One that has begun may be within one that has not, as a callback makes
+        it in `on_train_begin`: it is not there any more.
         """
-        if running in self._waiting:
-            self._waiting.remove(running)
+        self._settle()
+        if self._waiting:
+            self._waiting.pop()
             self._begun += 1
+
+    def _settle(self):
+        """Removes those that have ended, or were ended by an exception."""
+        for call in [*self._waiting]:
+            if call.has_ended or call.is_over():
+                self._waiting.remove(call)
+                self._begun += call.has_ended

@@ -3,10 +3,12 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdist
 from tfdist import running_fit
-from tfdist.data_shares import shares
+from tfdist.all_reduce import extended as reduced
+from tfdist.runtime.keras_hooks import extended as served
 
 
 class Busy(keras.callbacks.Callback):
@@ -22,23 +24,33 @@ class Busy(keras.callbacks.Callback):
             raise OSError("a file is busy")
 
 
+def numbers_of(monkeypatch):
+    """A list to which each call of `fit` adds the number of its order."""
+    numbers = []
+
+    def spy(before):
+        def before_data(self, request, data_shares):
+            numbers.append(before(self, request, data_shares))
+            return numbers[-1]
+
+        return before_data
+
+    for one in (reduced.AllReduceExtended, served.ParameterServerExtended):
+        monkeypatch.setattr(one, "_before_data", spy(one._before_data))
+    return numbers
+
+
+def each():
+    return tfdist.AsyncStrategy(decisions="each")
+
+
 @pytest.mark.parametrize(
     "make", [tfdist.AllReduceStrategy, tfdist.PeerToPeerStrategy]
 )
 def test_a_call_that_raises_before_its_first_step_is_not_counted(
     make, monkeypatch
 ):
-    numbers = []
-    distribute = shares.distribute
-
-    def spy(dataset, config, before, **kwargs):
-        def before_data(request, number):
-            numbers.append(before(request, number))
-            return numbers[-1]
-
-        return distribute(dataset, config, before_data, **kwargs)
-
-    monkeypatch.setattr(shares, "distribute", spy)
+    numbers = numbers_of(monkeypatch)
     with make().scope():
         model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
@@ -54,7 +66,7 @@ class Call:
     """A `RunningFit`."""
 
     def __init__(self):
-        self.raises = False
+        self.raises = self.has_ended = False
 
     def is_over(self):
         return self.raises
@@ -63,9 +75,66 @@ class Call:
 def test_calls_within_one_that_has_not_begun_have_numbers_of_their_own():
     numbers, outer, inner = running_fit.CallNumbers(), Call(), Call()
     assert [numbers.next(outer), numbers.next(inner)] == [1, 2]
-    for call in inner, inner, outer:
-        numbers.begin(call)
+    # The inner one's first step, and its second; it returns.
+    numbers.begin()
+    inner.raises = True
+    numbers.begin()
     failed = Call()
     assert numbers.next(failed) == 3
     failed.raises = True
     assert numbers.next(Call()) == 3
+
+
+def test_a_call_that_raises_within_one_that_has_not_begun_is_none():
+    numbers, outer, failed = running_fit.CallNumbers(), Call(), Call()
+    assert [numbers.next(outer), numbers.next(failed)] == [1, 2]
+    failed.raises = True
+    numbers.begin()
+    assert numbers.next(Call()) == 2
+
+
+@pytest.mark.parametrize("make", [tfdist.AllReduceStrategy, each])
+@pytest.mark.parametrize("callback", ["backup", "checkpoint", None])
+def test_a_call_without_a_step_has_been_one(
+    make, callback, tmp_path, monkeypatch
+):
+    """It was resumed at its end: the other workers have made it."""
+    numbers = numbers_of(monkeypatch)
+    with make().scope():
+        model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    x = np.ones([4, 1], "float32")
+    made = {
+        "backup": lambda: keras.callbacks.BackupAndRestore(
+            tmp_path, delete_checkpoint=False
+        ),
+        "checkpoint": lambda: tfdist.callbacks.ClusterCheckpoint(tmp_path),
+    }
+    for _ in range(3):
+        callbacks = [made[callback]()] if callback else []
+        start = 0 if callback or not numbers else 1
+        found = model.fit(
+            x, x, initial_epoch=start, callbacks=callbacks, verbose=0
+        )
+        assert len(found.epoch) == (len(numbers) == 1)
+    assert numbers == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "make", [tfdist.AllReduceStrategy, each, tfdist.AsyncStrategy]
+)
+def test_calls_of_a_fit_of_ones_own_have_other_orders(make, monkeypatch):
+    numbers, strategy = numbers_of(monkeypatch), make()
+
+    class Model(keras.Sequential):
+        def fit(self, data):
+            step = tf.function(lambda batch: strategy.run(lambda: batch))
+            for batch in strategy.experimental_distribute_dataset(data):
+                step(batch)
+
+    with strategy.scope():
+        model = Model([keras.Input([1]), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    for _ in range(3):
+        model.fit(tf.data.Dataset.range(4).shuffle(4).batch(2))
+    assert numbers == [1, 2, 3]

@@ -187,7 +187,7 @@ class AllReduceExtended(one_replica.WorkerExtended):
         )
 
     def _before_data(self, request, data_shares):
-        purpose, frame, _ = request
+        purpose, frame, adapter = request
         callbacks.see_request(request, self.engine.files)
         if purpose not in ("train", "evaluate"):
             return None
@@ -203,7 +203,8 @@ class AllReduceExtended(one_replica.WorkerExtended):
         model_optimizers.check_scope(model)
         callbacks.see_backups(private_keras_calls.callbacks_of(frame))
         self.data_shares = data_shares
-        number = engine.fits.watch(frame, running_fit.begin(frame))
+        running = running_fit.begin(frame)
+        number = engine.fits.watch(frame, running, is_own=adapter is None)
         # At the end of the epoch, or at once, this worker follows the others.
         empty = empty_epochs.EmptyEpochs(stay_away=lambda: None)
         call = functools.partial(empty.call, engine.fits.call)

@@ -59,12 +59,14 @@ class FitCalls:
         """Whether an exception has ended one, which others may train on in."""
         return any(fit.is_abandoned(None) for fit in self._stack)
 
-    def watch(self, frame, running):
+    def watch(self, frame, running, is_own=False):
         """Called when a call of `fit` asks for its data.
 
         Args:
           frame: Its frame.
           running: Its `RunningFit`.
+          is_own: Whether it is a `fit` of the user's own, whose steps may be of
+            their own, too.
 
         Returns:
           Its number, see `CallNumbers`.
@@ -76,7 +78,10 @@ class FitCalls:
         self.end_abandoned(frame)
         self._next.append((next(self._numbers), running, frame))
         self._data = data_number.DataNumber()
-        return self._numbers_of_data.next(running)
+        number = self._numbers_of_data.next(running)
+        if is_own:
+            self._numbers_of_data.begin()
+        return number
 
     def note_data(self, checksum, is_seed):
         """Takes note of its data, which is to be as the chief's.
@@ -100,7 +105,7 @@ class FitCalls:
             with self._engine.meeting():
                 chiefs = fit.begin(data.value)
                 self._stack.append(fit)
-                self._numbers_of_data.begin(running)
+                self._numbers_of_data.begin()
                 self._has_warned = self._has_warned or data.warns(chiefs)
                 # Before Ctrl-C: without a first step none can be followed.
                 return fit.call(function, *args)

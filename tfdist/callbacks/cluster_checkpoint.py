@@ -10,6 +10,8 @@ import keras
 from tfdist import model_optimizers
 from tfdist import private_keras
 from tfdist import private_keras_building
+from tfdist import private_keras_calls
+from tfdist import running_fit
 from tfdist import saved_state
 from tfdist.callbacks import checkpoint_files
 from tfdist.callbacks import fitted_model
@@ -333,6 +335,7 @@ class ClusterCheckpoint(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         private_keras.set_initial_epoch(self.model, None)
+        running_fit.end(private_keras_calls.current_frame())
         model_optimizers.keep_weights(self.model, False)
         self._strategy.state.end_fit(self.model)
         if self._delete:

@@ -126,7 +126,8 @@ class DelayCompensation(base.Correction):
         if self.variance_decay is not None:
             decay = self.variance_decay
             mean = decay * slots.read("mean_square", numbers)
-            mean += (1 - decay) * tf.square(base.squarable(gradient))
+            gradient = base.squarable(gradient)
+            mean += (1 - decay) * tf.square(gradient)
             slots.assign("mean_square", mean, numbers)
             scale = scale / tf.sqrt(mean + self.epsilon)
         # In this order the square of a large gradient does not overflow.

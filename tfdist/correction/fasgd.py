@@ -95,14 +95,16 @@ class FASGD(base.Correction):
         return slots
 
     def correct(self, late: base.LateGradient, slots: base.Slots) -> tf.Tensor:
+        # Of the same numbers as their deviation: else it would divide little.
+        values = base.squarable(late.values)
         if late.indices is None:
-            deviation = self._deviation(late.values, slots, None)
+            deviation = self._deviation(values, slots, None)
         else:
-            numbers, places, total = rows.sums(late.values, late.indices)
-            deviation = self._deviation(total, slots, numbers)
+            numbers, places, total = rows.sums(values, late.indices)
+            deviation = self._deviation(base.squarable(total), slots, numbers)
             deviation = tf.gather(deviation, places)
         staleness = tf.cast(tf.maximum(late.staleness, 1), deviation.dtype)
-        return late.values / (deviation * staleness)
+        return values / (deviation * staleness)
 
     def _deviation(self, gradient, slots, numbers):
         """Takes a gradient, or rows of one, into account; returns sigma."""
@@ -113,7 +115,6 @@ class FASGD(base.Correction):
             return mean
 
         if self.estimator == "std":
-            gradient = base.squarable(gradient)
             squares = average("mean_of_squares", self.gamma, gradient**2)
             mean = average("mean", self.gamma, gradient)
             # Rounding may make a variance of 0 negative.

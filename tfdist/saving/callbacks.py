@@ -17,6 +17,7 @@ from tfdist import own_callbacks
 from tfdist import private_keras
 from tfdist import private_keras_building
 from tfdist import private_keras_calls
+from tfdist import running_fit
 from tfdist.cluster import waiting
 
 _RESTORE_SECONDS = 20.0
@@ -143,6 +144,7 @@ class RestoresUnbuilt:
     def on_train_end(self, logs=None):
         """The same, where no epoch was left."""
         super().on_train_end(logs)
+        running_fit.end(private_keras_calls.current_frame())
         private_keras.set_initial_epoch(self.model, None)
 
 

@@ -215,6 +215,24 @@ def test_what_each_worker_would_do_to_an_average_is_refused(name):
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("eagerly", [True, False])
+def test_a_step_that_sends_nothing_is_not_taken_again(eagerly):
+    """The one before it came too late, and ended with an exception."""
+    strategy, calls = tfdist.BackupWorkersStrategy(0, on_drop="retry"), []
+    strategy._runtime.journal._dropped.assign(True)
+
+    def look():
+        calls.append(None)
+        if len(calls) > 1:
+            raise RuntimeError("again")
+        return 1
+
+    def run():
+        return strategy.run(lambda: tf.py_function(look, [], tf.int32))
+
+    assert int(run() if eagerly else tf.function(run)()) == 1
+
+
 def test_retry_refuses_eager_steps_of_several_optimizers():
     with tfdist.BackupWorkersStrategy(0, on_drop="retry").scope():
         model = train_steps_test.Adversarial()

@@ -139,7 +139,7 @@ class ExchangeBuilder:
         with tf.control_dependencies(done):
             self._runtime.journal.note_repeated(
                 {
-                    r.shard: r.repeated
+                    r.shard: self._if_finite(r.repeated)
                     for r in responses
                     if r.repeated is not None
                 }
@@ -160,6 +160,12 @@ class ExchangeBuilder:
                 finite=self._finite,
                 current=self._current,
             )
+
+    def _if_finite(self, count):
+        """A count of gradients, 0 if they were dropped: these count there."""
+        if self._finite is None:
+            return count
+        return count * tf.cast(self._finite, count.dtype)
 
     def _pulled_by_server(self):
         """Updates in the replicas of each server, a list of scalars."""

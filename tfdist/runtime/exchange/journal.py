@@ -167,8 +167,12 @@ class Journal:
         """By server: steps of which nothing lies there, not dropped, ints."""
         return self._elsewhere.numpy().tolist()
 
+    def forget_dropped(self):
+        """Builds: a step begins, and perhaps it sends no gradients."""
+        self._dropped.assign(False, read_value=False)
+
     def was_dropped(self):
-        """Whether the last gradients came too late, a scalar bool tensor."""
+        """Whether the step's last gradients came too late, a bool tensor."""
         return self._dropped.read_value()
 
     def note_training(self):

@@ -32,7 +32,7 @@ def before_data(runtime, before_training, request, shares):
       or one of a call within it, see `ChiefDecisions.number_of_order`; None
       outside of `fit`.
     """
-    purpose, frame, _ = request
+    purpose, frame, adapter = request
     callbacks.see_request(request, runtime.files)
     if purpose not in ("train", "evaluate"):
         return None
@@ -79,16 +79,20 @@ def before_data(runtime, before_training, request, shares):
         )
         call = functools.partial(late.call, call)
     if runtime.recovery.is_needed or has_tables:
-        call = functools.partial(_count, runtime.call_numbers, running, call)
+        call = functools.partial(_count, runtime.call_numbers, call)
         guarded_steps.guard(model, call)
     else:
-        runtime.call_numbers.begin(running)
+        runtime.call_numbers.begin()
     runtime.note_data_shares(shares)
+    if adapter is None:
+        # A `fit` of the user's own, whose steps may be of their own, too.
+        runtime.call_numbers.begin()
+        return number
     return runtime.chief_decisions.number_of_order or number
 
 
-def _count(numbers, running, call, function, *args):
-    numbers.begin(running)
+def _count(numbers, call, function, *args):
+    numbers.begin()
     return call(function, *args)
 
 

@@ -116,6 +116,8 @@ class ParameterServerExtended(one_replica.WorkerExtended):
                 fn, (args, kwargs), evaluates
             )
             before, active.step = active.step, step
+            if repeats:
+                self._runtime.journal.forget_dropped()
             try:
                 with one_replica.foreign_objects_explained():
                     result = fn(*args, **kwargs)
@@ -182,6 +184,8 @@ class ParameterServerExtended(one_replica.WorkerExtended):
         self._runtime.server_functions.note(tf.compat.v1.get_default_graph())
         evaluates = _evaluates(fn)
         step = self._step_of_evaluation(evaluates, is_eager=False)
+        if repeatable is not None:
+            self._runtime.journal.forget_dropped()
         active.step = step or self._runtime.local.new_step(
             (args, kwargs), evaluates
         )
