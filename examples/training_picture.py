@@ -35,7 +35,9 @@ def read_steps(output_dir: pathlib.Path) -> dict[str, list[dict[str, Any]]]:
     for path in sorted(output_dir.glob("steps-*.jsonl")):
         lines = path.read_text(encoding="utf-8").splitlines()
         name = path.stem.removeprefix("steps-").replace("-", " ")
-        steps[name] = [json.loads(line) for line in lines]
+        # Where the disk was full, the last line may be incomplete.
+        whole = [line for line in lines if line.endswith("}")]
+        steps[name] = [json.loads(line) for line in whole]
     return {name: records for name, records in steps.items() if records}
 
 

@@ -107,6 +107,9 @@ def test_a_process_that_is_started_again_counts_from_where_its_fit_began(
     again.set_model(model)
     numbered[0] = 1
     monkeypatch.setattr(TrainingState, "is_passed", True)
+    monkeypatch.setattr(
+        TrainingState, "others_have_later_call", lambda self: True
+    )
     again.on_train_begin()
     again.on_train_end()
     # All that there is to know is of the second call.
@@ -131,6 +134,9 @@ def test_a_process_that_passes_a_call_leaves_its_files(tmp_path, monkeypatch):
     written = monitor.jsonl_path.read_text()
     assert written.count("\n") == 2
     monkeypatch.setattr(TrainingState, "is_passed", True)
+    monkeypatch.setattr(
+        TrainingState, "others_have_later_call", lambda self: False
+    )
     again = ClusterMonitor(tmp_path, verbose=0)
     again.set_model(model)
     again.on_train_begin()

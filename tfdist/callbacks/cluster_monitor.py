@@ -234,9 +234,8 @@ class ClusterMonitor(keras.callbacks.Callback):
         if not self._strategy.cluster.is_chief:
             return
         reports = self._strategy.collect("figures")
-        if self._strategy.state.is_passed and any(
-            report["fit"] > self._fit for report in reports.values()
-        ):
+        state = self._strategy.state
+        if state.is_passed and state.others_have_later_call():
             # Servers count what all calls have made, those after it as well.
             logging.info(
                 "No summary of a call of `fit` that is over for the others."

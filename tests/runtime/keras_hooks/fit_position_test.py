@@ -443,3 +443,14 @@ def test_who_was_interrupted_as_it_waited_for_others_waits_again():
     # It has met them.
     made.wait_for_others(CALL)
     assert looks == [False, False]
+
+
+@pytest.mark.parametrize("other", [0, 1, 2])
+def test_it_is_known_whether_others_have_made_a_call(other):
+    """Begun or not; this worker's own do not count."""
+    rows = [row(), row(), row()]
+    made = turns(1, rows, never())
+    assert made.others_have_call(CALL)
+    assert not made.others_have_call(CALL + 1)
+    rows[other] = row(reached=_CLOSED, came_to=CALL + 1)
+    assert made.others_have_call(CALL + 1) is (other != 1)

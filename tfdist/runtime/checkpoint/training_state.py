@@ -321,6 +321,10 @@ class TrainingState(tf.train.experimental.PythonState):
         """Whether the others had ended the call of `fit` under way before."""
         return self._runtime.chief_decisions.is_passed
 
+    def others_have_later_call(self):
+        """Whether another worker has made a call of `fit` after that one."""
+        return self._runtime.chief_decisions.others_have_later_call()
+
     def wait_for_word(self, find):
         """Waits for what the chief tells before its first step in `fit`.
 

@@ -88,6 +88,10 @@ class ChiefDecisions:
         """Whether the others had ended the call of `fit` under way before."""
         return self._fit is not None and self.position.is_over
 
+    def others_have_later_call(self):
+        """Whether another worker has made a call of `fit` after that one."""
+        return self._turns.others_have_call(self._fit.number + 1)
+
     @property
     def number_of_order(self):
         """The order number of the data of the last call; 0 without one.

@@ -224,6 +224,18 @@ class FitTurns:
             for worker, member in others
         )
 
+    def others_have_call(self, number):
+        """Whether another worker has made a call of `fit`, or a later one.
+
+        Args:
+          number: The call's number.
+        """
+        return any(
+            member.word.came_to >= number
+            for worker, member in enumerate(self._rows())
+            if worker != self._worker
+        )
+
     def chief_has_ended(self, number):
         """Whether the chief waits for others, and has not begun a call.
 
