@@ -17,6 +17,7 @@ shared out over the workers without a word.
 import dis
 import functools
 import inspect
+import numbers
 import sys
 from typing import NamedTuple
 
@@ -164,8 +165,13 @@ def epochs_of(call):
 
 
 def has_epochs(call):
-    """Whether the arguments of a frame of `fit` leave an epoch to train."""
-    return initial_epoch_of(call) < epochs_of(call)
+    """Whether the arguments of a frame of `fit` leave an epoch to train.
+
+    In a `fit` of the user's own they may be anything.
+    """
+    first, end = initial_epoch_of(call), epochs_of(call)
+    are_numbers = all(isinstance(x, numbers.Integral) for x in (first, end))
+    return not are_numbers or first < end
 
 
 def epoch_of(call):

@@ -199,6 +199,16 @@ def test_what_is_left_out_is_what_would_have_come_first(kind, left_out):
     assert rest == whole[epochs:]
 
 
+def test_a_worker_with_a_backup_goes_on_with_the_order_of_its_epoch(tmp_path):
+    keras.utils.set_random_seed(1)
+    whole = _epochs("array", (0, 0), 4)
+    for kept, epochs, expected in ((True, 2, whole[:2]), (False, 4, whole[2:])):
+        backup = keras.callbacks.BackupAndRestore(
+            tmp_path, delete_checkpoint=not kept
+        )
+        assert _epochs("array", (0, 0), epochs, [backup]) == expected
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     "kind",

@@ -11,6 +11,7 @@ from tests.keras_programs.arithmetic import OWN
 from tests.keras_programs.arithmetic import alike
 from tests.keras_programs.arithmetic import by_updates
 from tests.keras_programs.arithmetic import fetched_over
+from tests.keras_programs.arithmetic import left_over
 from tests.keras_programs.arithmetic import linear
 from tests.keras_programs.arithmetic import scaled
 from tests.keras_programs.arithmetic import together
@@ -266,6 +267,20 @@ def chief_saves_in_fit(strategy, worker):
 
     calls = [kit.on(on_epoch_end=save)]
     model.fit(kit.own(worker), epochs=2, verbose=0, callbacks=calls)
+    return kit.weight(strategy, model)
+
+
+_BEGUN = ((256.0, *OWN[0]), (512.0, *OWN[1]))
+
+
+@row(linear(_BEGUN, _BEGUN), softsync=left_over(linear(_BEGUN, _BEGUN)))
+def batch_before_the_epochs(strategy, worker):
+    """A callback trains a batch in `on_train_begin`; two calls of `fit`."""
+    model = kit.compiled(strategy)
+    x = _ONE * _BEGUN[worker][0]
+    calls = [kit.on(on_train_begin=lambda logs: model.train_on_batch(x, x))]
+    for _ in range(2):
+        model.fit(kit.own(worker), verbose=0, callbacks=calls)
     return kit.weight(strategy, model)
 
 

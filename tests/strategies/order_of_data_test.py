@@ -127,7 +127,7 @@ def test_calls_of_a_fit_of_ones_own_have_other_orders(make, monkeypatch):
     numbers, strategy = numbers_of(monkeypatch), make()
 
     class Model(keras.Sequential):
-        def fit(self, data):
+        def fit(self, data, epochs=None):
             step = tf.function(lambda batch: strategy.run(lambda: batch))
             for batch in strategy.experimental_distribute_dataset(data):
                 step(batch)

@@ -133,12 +133,13 @@ class RestoresUnbuilt:
             # the chief stopped it before its last epoch.
             private_keras.set_initial_epoch(self.model, epoch)
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_train_batch_begin(self, batch, logs=None):
         """As Keras's; the next `fit` begins where the user says.
 
-        Keras leaves out of it as many epochs as of this one.
+        Keras leaves out of it as many epochs as of this one. Not before a
+        batch: until then the order of the data is that of the epoch set.
         """
-        super().on_epoch_begin(epoch, logs)
+        super().on_train_batch_begin(batch, logs)
         private_keras.set_initial_epoch(self.model, None)
 
     def on_train_end(self, logs=None):
