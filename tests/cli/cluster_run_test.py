@@ -218,6 +218,22 @@ def test_a_worker_that_waits_to_be_started_needs_those_that_end_meanwhile(
     ]
 
 
+def test_a_task_that_cannot_start_again_ends_all_restarts(clock):
+    tasks = [StandIn(0), StandIn(1)]
+    run, said = started(tasks, max_restarts=3, grace_seconds=0.0)
+    for task in tasks:
+        end(run, task, KILLED)
+
+    def start(out, err, guard):
+        raise OSError("no memory")
+
+    tasks[0].start = start
+    clock.now += 0.5
+    run.look_at_time()
+    assert "worker 0 cannot start: no memory: 126" in said
+    assert (tasks[1].starts, run.is_over) == (1, True)
+
+
 @pytest.mark.parametrize("fail_fast", [True, False])
 def test_without_servers_workers_that_still_save_may_end_by_themselves(
     clock, fail_fast

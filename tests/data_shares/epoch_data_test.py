@@ -199,6 +199,14 @@ def test_what_is_left_out_is_what_would_have_come_first(kind, left_out):
     assert rest == whole[epochs:]
 
 
+def test_an_order_lasts_for_several_epochs_where_steps_are_counted():
+    """Who resumes begins the one that the others are in."""
+    whole = _epochs("counted", (0, 0), 6)
+    # Of three batches of its share.
+    assert _epochs("counted", (0, 0), 6, [_Resumes(4)]) == whole[3:5]
+    assert _epochs("counted", (4, 0), 2) == whole[3:5]
+
+
 def test_a_worker_with_a_backup_goes_on_with_the_order_of_its_epoch(tmp_path):
     keras.utils.set_random_seed(1)
     whole = _epochs("array", (0, 0), 4)
@@ -401,6 +409,8 @@ def _epochs(
         cached = endless.shuffle(2).cache()
         data = cached if kind == "endless" else cached.shuffle(2)
         data = {"x": data, "steps_per_epoch": 2}
+    elif kind == "counted":
+        data["steps_per_epoch"] = 1
     elif kind == "PyDataset":
         data = {"x": _OwnOrder()}
     elif kind == "PyDataset in order":

@@ -180,3 +180,23 @@ def test_messages_are_sent_again_when_there_is_room_for_them(receiver):
     assert receiver.taken == [1]
     assert len(receiver.calls) == 21
     assert len([size for size in receiver.calls if size]) == 2
+
+
+def test_a_full_receiver_that_answers_is_not_given_up_for_calls_that_fail(
+    receiver,
+):
+    """Each of them is long ago when the next one fails."""
+    receiver.full, calls = 10**6, 0
+    passes = receiver.sleep
+
+    def sleep(seconds):
+        nonlocal calls
+        calls += 1
+        passes(seconds)
+        receiver.is_there = calls % 1000 > 0
+        if calls == 10_000:
+            receiver.full = 0
+
+    sender_lib.time.sleep = sleep
+    assert not send(1).lost
+    assert receiver.taken == [1]

@@ -72,6 +72,27 @@ def test_a_compiled_step_does_the_same(strategy):
     np.testing.assert_allclose(*losses, rtol=1e-12)
 
 
+def test_a_call_that_raises_before_its_first_step_is_none(strategy):
+    """Of the others' calls, its next one is the one that it was to be."""
+    model, numbers = tasks.make_model(strategy, line_search="armijo"), []
+
+    def busy(logs):
+        raise OSError("a file is busy")
+
+    raises = keras.callbacks.LambdaCallback(on_train_begin=busy)
+    for callbacks in ([raises], [], [raises], []):
+        if callbacks:
+            with pytest.raises(OSError, match="busy"):
+                fit(model, 1, callbacks=callbacks)
+        else:
+            fit(model, 1)
+        numbers.append(strategy._training._number)
+    # Without epochs it has no step to take.
+    fit(model, 0)
+    fit(model, 1)
+    assert [*numbers, strategy._training._number] == [0, 0, 1, 1, 3]
+
+
 @pytest.mark.nightly
 def test_training_goes_on_where_it_has_ended(strategy, tmp_path):
     """In a second `fit`, and in one of a saved model with its memory."""

@@ -235,7 +235,10 @@ class ClusterMonitor(keras.callbacks.Callback):
             return
         reports = self._strategy.collect("figures")
         state = self._strategy.state
-        if state.is_passed and state.others_have_later_call():
+        if state.is_passed and (
+            any(report["fit"] > self._fit for report in reports.values())
+            or state.others_have_later_call()
+        ):
             # Servers count what all calls have made, those after it as well.
             logging.info(
                 "No summary of a call of `fit` that is over for the others."

@@ -236,8 +236,8 @@ class ClusterRun:
         """Does what is due: restarts, and the next phase."""
         now = time.monotonic()
         for task, restart in [*self._restarts.items()]:
-            if restart.when <= now:
-                del self._restarts[task]
+            # One that cannot start ends the run, and all restarts.
+            if restart.when <= now and self._restarts.pop(task, None):
                 self._start(task)
         for task in [t for t, when in self._leaving.items() if when <= now]:
             self._leaving[task] = float("inf")

@@ -123,9 +123,15 @@ def distribute(
                 and not private_keras_data.adapts_generator(adapter),
             )
             py_datasets.leave_out(adapter, epochs)
-            left_out = max(0, first + epochs), batches_out
+
+            def orders_of(epochs):
+                if not steps_per_epoch:
+                    return first + epochs
+                return epochs * steps_per_epoch // size if size else 0
+
+            left_out = max(0, orders_of(epochs)), batches_out
             if config.num_workers > 1 and not reads_once:
-                passed = _Passed(adapter, frame, first, epochs)
+                passed = _Passed(adapter, frame, orders_of, epochs)
     if adapter is None:
         return shared
     model = private_keras_calls.model_of(frame)
@@ -152,12 +158,13 @@ class _Passed:
     Args:
       adapter: The Keras `DataAdapter`.
       frame: Of `fit`.
-      order: Number of the order with which the call begins.
+      orders_of: Callable of a number of epochs, from the call's first one on,
+        that gives the number of the order after them.
       known: Number of epochs left out that was known when it asked for data.
     """
 
-    def __init__(self, adapter, frame, order, known):
-        self._adapter, self._order = adapter, order
+    def __init__(self, adapter, frame, orders_of, known):
+        self._adapter, self._orders_of = adapter, orders_of
         self._model = private_keras_calls.model_of(frame)
         self._first = private_keras_calls.initial_epoch_of(frame)
         self._known = known
@@ -165,11 +172,11 @@ class _Passed:
     def __call__(self):
         epoch = private_keras.epoch_set_on(self._model)
         if epoch is None or private_keras_data.adapts_generator(self._adapter):
-            return self._order + self._known
+            return self._orders_of(self._known)
         passed = max(self._known, epoch - self._first)
         py_datasets.leave_out(self._adapter, passed, self._known)
         self._known = passed
-        return self._order + passed
+        return self._orders_of(passed)
 
 
 def _shares(config):

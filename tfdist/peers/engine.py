@@ -174,8 +174,10 @@ class PeerEngine(engine_lib.Engine):
         """Makes a `PeerLane`; see there."""
         is_new = not self.first_steps.was_at_join(len(self._made))
         if is_new and self.channels and self.roster.others:
-            # Steps of other lanes may be the last ones for long.
-            self._take_all(self.tolerance.start_timeout)
+            # Steps of other lanes may be the last ones for long. In loops of
+            # the user's own, others may have many of them left.
+            bound = self.tolerance.start_timeout
+            self._take_all(bound if self.fits.is_running else None)
         self.first_steps.begin(optimizer, variables)
         made = lane_lib.PeerLane(self, optimizer, variables, len(self._made))
         self._made.append(weakref.ref(made))

@@ -233,6 +233,7 @@ class Meetings:
             # Ctrl-C, or another one has not come in time: it may come again.
             del self._rows[self.number]
             self.number -= 1
+            self._over = min(self._over, self.number)
             self._post()
             raise
         if set(self._roster.lost) - found.keys():

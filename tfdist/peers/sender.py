@@ -222,7 +222,11 @@ class PeerSender:
                     silent = 0.0
                 else:
                     # Without the messages, which may be the whole model.
+                    had_room = has_room
                     has_room, membership = self._ask()
+                    if not had_room:
+                        # Its queue was full, and it still answers.
+                        silent = 0.0
                     if is_slow and not is_answering:
                         silent, seconds = 0.0, 2 * seconds
                         logging.warning(

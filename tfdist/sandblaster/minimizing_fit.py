@@ -62,6 +62,12 @@ class MinimizingFit:
             # over what the process before has saved.
             self._begin_with(private_keras_calls.epochs_of(frame))
 
+    @property
+    def is_call(self):
+        """Whether it counts: it came to its first step, or had none to take."""
+        has_none = self.is_past or self.running.has_ended
+        return has_none or self._description is not None
+
     def go_on(self, frame, done, is_from_snapshot):
         """Leaves out epochs: this process was started again.
 

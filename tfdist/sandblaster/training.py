@@ -1,7 +1,6 @@
 """The training of one strategy: its parts, and who is there."""
 
 import functools
-import itertools
 import time
 import warnings
 import weakref
@@ -99,9 +98,9 @@ class SandblasterTraining:
         self._snapshots = iteration_snapshots.IterationSnapshots(
             namespace, self._devices, self._here
         )
-        self._calls = itertools.count()
-        # Call of `fit` -> its `_Fit`; and by model what the servers hold.
-        self._fit = None
+        # The last call of `fit` and its number; and by model what the servers
+        # hold.
+        self._fit, self._number = None, -1
         self._models = weakref.WeakKeyDictionary()
         self.iterations = []
         # An epoch has one step, and Keras expects one for each batch.
@@ -122,7 +121,10 @@ class SandblasterTraining:
                 "`fit` must not be called within another `fit` under "
                 "SandblasterStrategy."
             )
-        number = next(self._calls)
+        # One that has raised before its first step is none.
+        number = self._number
+        if self._fit is None or self._fit.is_call:
+            number += 1
         board, is_from_snapshot = self.over_losses(self._known)
         fit, done = board.get("fit", -1), board.get("done", 0)
         is_past = fit > number
@@ -137,6 +139,7 @@ class SandblasterTraining:
         self._fit = minimizing_fit.MinimizingFit(
             self, number, frame, running, is_past
         )
+        self._number = number
         if fit == number and done:
             self._fit.go_on(frame, done, is_from_snapshot)
         return number

@@ -1,9 +1,7 @@
 """The construction of a strategy: checks, connections, names, seeds."""
 
-import copy
 import dataclasses
 import functools
-import itertools
 import os
 import sys
 import warnings
@@ -32,7 +30,8 @@ from tfdist.runtime.keras_hooks import preemption_exit
 from tfdist.runtime.variables import table
 from tfdist.strategies import fault_tolerance
 
-_strategies = itertools.count()
+# Names that `namespace` has returned.
+_namespaces = []
 # The launcher's flag that leaves a job out.
 _LAUNCHED_WITHOUT = {"ps": "--num_ps=0", "evaluator": "--noevaluator"}
 
@@ -366,16 +365,14 @@ def namespace(config):
     """Prefix of the names of a new strategy's resources."""
     # Workers that run the same script construct their strategies in the same
     # order, so they agree on the number.
-    return _namespace(config, next(_strategies))
+    _namespaces.append(coming_namespace(config))
+    return _namespaces[-1]
 
 
 def coming_namespace(config):
     """The name that `namespace` returns next, which nothing has yet."""
-    return _namespace(config, next(copy.copy(_strategies)))
-
-
-def _namespace(config, number):
-    return f"tfdist/{'local' if config.is_local else 'cluster'}/{number}"
+    kind = "local" if config.is_local else "cluster"
+    return f"tfdist/{kind}/{len(_namespaces)}"
 
 
 def begin_program(config):

@@ -126,12 +126,14 @@ def table(*words, state=MemberState.ALIVE, silent_for=0.0, arrivals=0):
     return rows
 
 
-def begin(worker, callbacks=None):
-    """A call of `fit` begins."""
+def begin(worker, callbacks=None, ends=False):
+    """A call of `fit` begins, and perhaps comes to its end without a step."""
     model = worker.model
 
     def fit(self, callbacks=callbacks):
         frame = private_keras_calls.current_frame()
         worker.chief_decisions.watch(frame, running_fit.begin(frame))
+        if ends:
+            running_fit.end(frame)
 
     fit(model)

@@ -130,6 +130,34 @@ def test_a_call_to_which_a_worker_comes_back_at_its_end_has_been_one(number):
     assert decisions.number_of_order == 3
 
 
+def test_a_call_that_a_callback_resumes_at_its_end_has_been_one():
+    """It takes no step, and the others have made it."""
+    worker = Worker(0, table(0))
+    worker.model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+    ends = Ends()
+    ends.waits = ends.keeps_own_values = False
+    worker.runtime.local = worker.runtime.coordination = ends
+    decisions, numbers = worker.chief_decisions, []
+    for ends in (False, True, True, False):
+        begin(worker, ends=ends)
+        numbers.append(decisions.fit_number)
+    assert numbers == [1, 1, 2, 3]
+
+
+def test_who_ends_a_call_tells_so_before_it_waits_for_the_next():
+    """It may die as it waits."""
+    worker = Worker(1, table(0))
+    worker.model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+    worker.runtime.local = worker.runtime.coordination = Ends()
+    decisions, told = worker.chief_decisions, []
+    begin(worker, ends=True)
+    word = decisions._fits
+    worker.membership.tell = lambda: told.append(word.word.came_to)
+    decisions._turns.wait_for_chief = lambda *args: told.append("waits")
+    begin(worker)
+    assert told == [1, 2, "waits"]
+
+
 def test_who_was_lost_with_the_first_server_goes_on_as_others_tell():
     """They have told since this process was there."""
     layers = [keras.Input([1]), keras.layers.Dense(1)]
@@ -157,12 +185,15 @@ def test_a_call_that_is_refused_when_its_data_is_there_is_none_if_some_is_left(
 ):
     """Also of a worker that comes back to it, in epoch 7."""
     model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
-    worker, _ = comes_back(1, model, keeps_own_values=True)
+    worker, calls = comes_back(1, model, keeps_own_values=True)
     decisions = worker.chief_decisions
     begin(worker)
     assert decisions.fit_number == 2
     decisions.position._end_epoch = epochs
+    calls.clear()
     decisions.begin_data(size=size, skips=True)
+    # A step of its own commits what it makes, if there is one.
+    assert ("commit" in calls) == (epochs == 7)
     begin(worker)
     assert decisions.fit_number == number
 

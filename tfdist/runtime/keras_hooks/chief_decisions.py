@@ -130,7 +130,7 @@ class ChiefDecisions:
             # That may be at its end: then it has been a call all the same. Of
             # data of unknown size, nothing may be left either.
             fit.has_begun = not (size and self.position.has_epochs)
-            if fit.has_begun:
+            if self.position.is_over or fit.has_begun and size:
                 # No step takes over what servers hold.
                 self._values.end(fit.model, fit.number)
                 fit_call.build_optimizer(fit.model)
@@ -178,6 +178,9 @@ class ChiefDecisions:
             self._store.call(self._membership.find_former)
         model = private_keras_calls.model_of(frame)
         number = self._next_number(model)
+        if number > 1:
+            # It has ended the call before, also if it dies as it waits.
+            self._tell(came_to=number)
         if self.is_chief:
             self._turns.wait_for_others(self._values.call_to_end(model, number))
         elif number > 1 or not self._turns.is_expected():
@@ -185,7 +188,7 @@ class ChiefDecisions:
             self._turns.wait_for_chief(
                 fit_progress.begun(number), f"to begin call {number} of fit"
             )
-        self._fit = fit_call.FitCall(frame, number)
+        self._fit = fit_call.FitCall(frame, number, call)
         self.position.watch(frame, number)
         if self.is_chief and self._membership.former is not None:
             former = self._membership.former.word
@@ -206,7 +209,7 @@ class ChiefDecisions:
         self._runtime.work.leave()
         # Not once more after a heartbeat: others may have begun the next one.
         self._runtime.coordination.leave_if_over()
-        if fit.has_begun:
+        if fit.is_call:
             self._values.end(fit.model, fit.number, fit.averages)
             self._fits.close()
             # The others count who comes there. The model may be compiled in
@@ -217,7 +220,7 @@ class ChiefDecisions:
 
     def _next_number(self, model):
         """The number of the call of `fit` that begins here."""
-        if self._fit is not None and not self._fit.has_begun:
+        if self._fit is not None and not self._fit.is_call:
             # That has raised before the others heard of it, and is none. One
             # whose first step was refused has told its rates: it is a call.
             return self._fit.number

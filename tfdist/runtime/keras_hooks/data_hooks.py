@@ -87,7 +87,7 @@ def before_data(runtime, before_training, request, shares):
     if adapter is None:
         # A `fit` of the user's own, whose steps may be of their own, too.
         runtime.call_numbers.begin()
-        return number
+        return max(number, runtime.chief_decisions.number_of_order)
     return runtime.chief_decisions.number_of_order or number
 
 

@@ -19,11 +19,13 @@ class FitCall:
     Args:
       frame: Its frame.
       number: Its number.
+      running: Its `RunningFit`; None if none is known.
     """
 
-    def __init__(self, frame, number):
+    def __init__(self, frame, number, running=None):
         self.frame = frame
         self.number = number
+        self._running = running
         self.thread = threading.get_ident()
         self._model = weakref.ref(private_keras_calls.model_of(frame))
         # Variables with learning rates that are followed, and number of all.
@@ -55,6 +57,16 @@ class FitCall:
         # the number of exchanges when it was looked at and adopted.
         self.seen = self.told = fit_progress.Word()
         self.exchanges = self.adopted = None
+
+    @property
+    def is_call(self):
+        """Whether it counts: it came to its first step, or had none to take.
+
+        One that raises before is none.
+        """
+        return self.has_begun or (
+            self._running is not None and self._running.has_ended
+        )
 
     @property
     def model(self):

@@ -48,6 +48,8 @@ class FitPosition:
         self._set_on = lambda: None
         # Batches of the epoch under way that this worker has left out.
         self._left_out = 0
+        # Whether the call under way has come to its first epoch.
+        self._has_epoch = False
 
     def watch(self, frame, number):
         """Called when a call of `fit` is about to begin.
@@ -57,7 +59,7 @@ class FitPosition:
           number: Its number.
         """
         self._release()
-        self._start, self._left_out = _START, 0
+        self._start, self._left_out, self._has_epoch = _START, 0, False
         self._first_epoch = private_keras_calls.initial_epoch_of(frame)
         self._end_epoch = private_keras_calls.epochs_of(frame)
         callbacks = own_callbacks.listed(
@@ -143,6 +145,7 @@ class FitPosition:
     def begin_loop(self, frame):
         """Called at the first step of an epoch, with the frame of `fit`."""
         self._release()
+        self._has_epoch = True
         epoch = private_keras_calls.epoch_of(frame)
         place = {"epoch": epoch, "batch": self._left_out}
         # A callback that resumes has had its say only now.
@@ -173,7 +176,9 @@ class FitPosition:
             )
 
     def begin_epoch(self, epoch):
-        """Called when a later epoch begins."""
+        """Called when an epoch begins, perhaps the first one."""
+        if not self._has_epoch:
+            return
         epoch_iterator = private_keras_calls.epoch_iterator()
         if self._left_out and epoch_iterator is not None:
             # Of data of unknown size, what was left of the epoch before.
