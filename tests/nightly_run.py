@@ -127,7 +127,7 @@ _STAGES = {
                 for room in rooms
             ),
         ),
-        60,
+        120,
     ),
     **{
         name: (
