@@ -155,6 +155,28 @@ def test_the_epoch_the_first_one_and_their_number_are_known(model):
     assert sorted(set(seen)) == [(1, 1, 3), (1, 2, 3)]
 
 
+def test_it_is_known_whether_a_call_has_epochs(model):
+    seen = []
+
+    class Looks(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            frame = private_keras_calls.current_frame()
+            while frame.f_code.co_name != "fit":
+                frame = frame.f_back
+            seen.append(private_keras_calls.has_epochs(frame))
+
+    for first, end in ((0, 1), (2, 2), (3, 2)):
+        model.fit(
+            X,
+            Y,
+            initial_epoch=first,
+            epochs=end,
+            callbacks=[Looks()],
+            verbose=0,
+        )
+    assert seen == [True, False, False]
+
+
 def test_it_is_known_whether_fit_has_come_to_an_epoch(model):
     seen = []
 

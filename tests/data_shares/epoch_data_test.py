@@ -199,12 +199,26 @@ def test_what_is_left_out_is_what_would_have_come_first(kind, left_out):
     assert rest == whole[epochs:]
 
 
-def test_an_order_lasts_for_several_epochs_where_steps_are_counted():
-    """Who resumes begins the one that the others are in."""
-    whole = _epochs("counted", (0, 0), 6)
-    # Of three batches of its share.
-    assert _epochs("counted", (0, 0), 6, [_Resumes(4)]) == whole[3:5]
-    assert _epochs("counted", (4, 0), 2) == whole[3:5]
+@pytest.mark.parametrize(
+    ("kind", "share", "lasts"),
+    nightly.also(
+        [(2, (2, 0), 2), ("PyDataset with steps", (2, 0), 2)],
+        [(1, (2, 0), 3), (2, (2, 1), 1), (4, (2, 0), 1), (5, (2, 1), 1)],
+    ),
+)
+def test_an_order_lasts_for_several_epochs_where_steps_are_counted(
+    kind, share, lasts
+):
+    """Of three batches of one share, and two of the other.
+
+    Keras begins the data again after the epoch in which it has come to its
+    end. Who resumes begins the order that the others are in.
+    """
+    whole = _epochs(kind, (0, 0), 6, share=share)
+    begin = 4 // lasts * lasts
+    rest = _epochs(kind, (0, 0), 6, [_Resumes(4)], share=share)
+    assert rest[0] == whole[begin]
+    assert _epochs(kind, (4, 0), 2, share=share)[0] == whole[begin]
 
 
 def test_a_worker_with_a_backup_goes_on_with_the_order_of_its_epoch(tmp_path):
@@ -409,8 +423,10 @@ def _epochs(
         cached = endless.shuffle(2).cache()
         data = cached if kind == "endless" else cached.shuffle(2)
         data = {"x": data, "steps_per_epoch": 2}
-    elif kind == "counted":
-        data["steps_per_epoch"] = 1
+    elif isinstance(kind, int):
+        data["steps_per_epoch"] = kind
+    elif kind == "PyDataset with steps":
+        data = {"x": _SameOrder(), "steps_per_epoch": 2}
     elif kind == "PyDataset":
         data = {"x": _OwnOrder()}
     elif kind == "PyDataset in order":

@@ -72,9 +72,10 @@ def test_a_compiled_step_does_the_same(strategy):
     np.testing.assert_allclose(*losses, rtol=1e-12)
 
 
-def test_a_call_that_raises_before_its_first_step_is_none(strategy):
+def test_a_call_that_raises_before_its_first_step_is_none(strategy, tmp_path):
     """Of the others' calls, its next one is the one that it was to be."""
     model, numbers = tasks.make_model(strategy, line_search="armijo"), []
+    first = strategy._training._number + 1
 
     def busy(logs):
         raise OSError("a file is busy")
@@ -86,11 +87,19 @@ def test_a_call_that_raises_before_its_first_step_is_none(strategy):
                 fit(model, 1, callbacks=callbacks)
         else:
             fit(model, 1)
-        numbers.append(strategy._training._number)
+        numbers.append(strategy._training._number - first)
     # Without epochs it has no step to take.
     fit(model, 0)
     fit(model, 1)
-    assert [*numbers, strategy._training._number] == [0, 0, 1, 1, 3]
+    numbers.append(strategy._training._number - first)
+    # One that is resumed at its end has none, either.
+    for epochs in (2, 2, 1):
+        backup = keras.callbacks.BackupAndRestore(
+            tmp_path, delete_checkpoint=False
+        )
+        fit(model, epochs, callbacks=[backup])
+        numbers.append(strategy._training._number - first)
+    assert numbers == [0, 0, 1, 1, 3, 4, 5, 6]
 
 
 @pytest.mark.nightly

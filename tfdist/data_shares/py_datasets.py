@@ -57,7 +57,7 @@ def in_agreed_order(dataset, adapter, call, first_epoch, reads_alone):
     return ordered.with_options(dataset.options()).prefetch(tf.data.AUTOTUNE)
 
 
-def leave_out(adapter, epochs, known=0):
+def leave_out(adapter, epochs, orders, known=0):
     """Makes a `PyDataset` begin with the order of a later epoch.
 
     It may draw an order of its own when an epoch begins or ends.
@@ -65,6 +65,8 @@ def leave_out(adapter, epochs, known=0):
     Args:
       adapter: The Keras `DataAdapter`.
       epochs: How many epochs are left out.
+      orders: How many orders they have: with `steps_per_epoch` one may last for
+        several of them.
       known: How many of them the last call has left out.
     """
     if epochs == known or not private_keras_data.adapts_py_dataset(adapter):
@@ -76,11 +78,11 @@ def leave_out(adapter, epochs, known=0):
     if adapter not in _orders:
         return
     if not isinstance(batches, _Reordered):
-        _orders[adapter].leave_out(epochs)
+        _orders[adapter].leave_out(orders)
     elif epochs < known:
         # Else it has drawn above, from where the building of the model has
         # left it, as on the other workers.
-        _orders[adapter].leave_out(epochs)
+        _orders[adapter].leave_out(orders)
         batches.draw()
 
 
@@ -118,9 +120,9 @@ class _Orders:
         self._epochs = itertools.count(first)
         self._epoch = first
 
-    def leave_out(self, epochs):
-        """Begins so many epochs after the first, whatever has been drawn."""
-        self._epochs = itertools.count(self._first + epochs)
+    def leave_out(self, orders):
+        """Begins so many orders after the first, whatever has been drawn."""
+        self._epochs = itertools.count(self._first + orders)
 
     def draw(self):
         """Returns `order` of the next epoch."""

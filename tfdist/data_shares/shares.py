@@ -5,6 +5,7 @@ prediction is not, so that every worker evaluates on the same examples.
 """
 
 import itertools
+import math
 
 import tensorflow as tf
 
@@ -122,16 +123,16 @@ def distribute(
                 not steps_per_epoch
                 and not private_keras_data.adapts_generator(adapter),
             )
-            py_datasets.leave_out(adapter, epochs)
-
-            def orders_of(epochs):
-                if not steps_per_epoch:
-                    return first + epochs
-                return epochs * steps_per_epoch // size if size else 0
-
-            left_out = max(0, orders_of(epochs)), batches_out
+            lasts = 1
+            if steps_per_epoch:
+                lasts = _epochs_of_order(
+                    dataset, adapter, frame, size, steps_per_epoch
+                )
+            orders = _orders(epochs, lasts)
+            py_datasets.leave_out(adapter, epochs, orders)
+            left_out = max(0, first + orders), batches_out
             if config.num_workers > 1 and not reads_once:
-                passed = _Passed(adapter, frame, orders_of, epochs)
+                passed = _Passed(adapter, frame, first, epochs, lasts)
     if adapter is None:
         return shared
     model = private_keras_calls.model_of(frame)
@@ -158,13 +159,13 @@ class _Passed:
     Args:
       adapter: The Keras `DataAdapter`.
       frame: Of `fit`.
-      orders_of: Callable of a number of epochs, from the call's first one on,
-        that gives the number of the order after them.
+      order: Number of the order with which the call begins.
       known: Number of epochs left out that was known when it asked for data.
+      lasts: For how many epochs an order lasts.
     """
 
-    def __init__(self, adapter, frame, orders_of, known):
-        self._adapter, self._orders_of = adapter, orders_of
+    def __init__(self, adapter, frame, order, known, lasts):
+        self._adapter, self._order, self._lasts = adapter, order, lasts
         self._model = private_keras_calls.model_of(frame)
         self._first = private_keras_calls.initial_epoch_of(frame)
         self._known = known
@@ -172,11 +173,12 @@ class _Passed:
     def __call__(self):
         epoch = private_keras.epoch_set_on(self._model)
         if epoch is None or private_keras_data.adapts_generator(self._adapter):
-            return self._orders_of(self._known)
+            return self._order + _orders(self._known, self._lasts)
         passed = max(self._known, epoch - self._first)
-        py_datasets.leave_out(self._adapter, passed, self._known)
+        orders = _orders(passed, self._lasts)
+        py_datasets.leave_out(self._adapter, passed, orders, self._known)
         self._known = passed
-        return self._orders_of(passed)
+        return self._order + orders
 
 
 def _shares(config):
@@ -272,6 +274,41 @@ def _size(adapter, number, mine):
     """Batches of a share of the data in an epoch; 0 where it is not known."""
     batches = 0 if adapter is None else adapter.num_batches or 0
     return batches // number + (mine < batches % number)
+
+
+def _orders(epochs, lasts):
+    """How many orders epochs have that are left out.
+
+    Args:
+      epochs: Their number; less than 0 of those before the first one.
+      lasts: See `_epochs_of_order`.
+    """
+    return epochs if lasts == 1 else max(0, int(epochs // lasts))
+
+
+def _epochs_of_order(dataset, adapter, frame, size, steps):
+    """The epochs for which an order of the data lasts with `steps_per_epoch`.
+
+    Keras begins the data again after the epoch in which it has come to an end.
+
+    Args:
+      dataset: The `tf.data.Dataset` of all workers.
+      adapter: The Keras `DataAdapter` that has made it.
+      frame: Of `fit`.
+      size: Batches of the share; 0 where that is not known.
+      steps: The most steps of an epoch.
+
+    Returns:
+      An int, or infinity.
+    """
+    if size:
+        executions = private_keras_calls.model_of(frame).steps_per_execution
+        return math.ceil(size / (math.ceil(steps / executions) * executions))
+    is_endless = dataset.cardinality() == tf.data.INFINITE_CARDINALITY
+    if is_endless or private_keras_data.adapts_py_dataset(adapter):
+        return math.inf
+    # As of a data set that ends in each epoch.
+    return 1
 
 
 def _check_counts_nothing(dataset):

@@ -229,6 +229,7 @@ class PeerSender:
                         silent = 0.0
                     if is_slow and not is_answering:
                         silent, seconds = 0.0, 2 * seconds
+                        is_slow = False
                         logging.warning(
                             "%s answers: the next attempt to send %d bytes "
                             "has %.3g s.",

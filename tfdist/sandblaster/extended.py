@@ -76,6 +76,7 @@ class SandblasterExtended(one_replica.WorkerExtended):
         model = private_keras_calls.model_of(frame)
         call = None
         if purpose == "train":
+            callbacks.see_ends(private_keras_calls.callbacks_of(frame))
             call = self._training.watch(frame, running_fit.begin(frame))
         files = self._files
         if self._config.is_chief and self._training.leaves_out:

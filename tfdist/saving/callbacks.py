@@ -99,7 +99,37 @@ def see_backups(callbacks):
             dynamic_subclasses.specialize(callback, RestoresUnbuilt)
 
 
-class RestoresUnbuilt:
+def see_ends(callbacks):
+    """Has each BackupAndRestore of a call of `fit` tell of the call's end.
+
+    Args:
+      callbacks: As `fit` has got them.
+    """
+    for callback in own_callbacks.listed(callbacks):
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            dynamic_subclasses.specialize(callback, TellsOfTheEnd)
+
+
+class TellsOfTheEnd:
+    """A mixin: a `BackupAndRestore` that may resume a call at its end."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        """As Keras's; the next `fit` begins where the user says.
+
+        Keras leaves out of it as many epochs as of this one. Not before a
+        batch: until then the order of the data is that of the epoch set.
+        """
+        super().on_train_batch_begin(batch, logs)
+        private_keras.set_initial_epoch(self.model, None)
+
+    def on_train_end(self, logs=None):
+        """The same, where no epoch was left, and no step tells of the call."""
+        super().on_train_end(logs)
+        running_fit.end(private_keras_calls.current_frame())
+        private_keras.set_initial_epoch(self.model, None)
+
+
+class RestoresUnbuilt(TellsOfTheEnd):
     """A mixin: a `BackupAndRestore` that builds the optimizer in the scope.
 
     Keras's does so outside of it, and only where there is a file: a worker
@@ -132,21 +162,6 @@ class RestoresUnbuilt:
             # The others have ended this call: it takes no step here, even if
             # the chief stopped it before its last epoch.
             private_keras.set_initial_epoch(self.model, epoch)
-
-    def on_train_batch_begin(self, batch, logs=None):
-        """As Keras's; the next `fit` begins where the user says.
-
-        Keras leaves out of it as many epochs as of this one. Not before a
-        batch: until then the order of the data is that of the epoch set.
-        """
-        super().on_train_batch_begin(batch, logs)
-        private_keras.set_initial_epoch(self.model, None)
-
-    def on_train_end(self, logs=None):
-        """The same, where no epoch was left."""
-        super().on_train_end(logs)
-        running_fit.end(private_keras_calls.current_frame())
-        private_keras.set_initial_epoch(self.model, None)
 
 
 class RestoresWhileWritten:

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import os
 import sys
+import threading
 import warnings
 
 from absl import logging
@@ -32,6 +33,7 @@ from tfdist.strategies import fault_tolerance
 
 # Names that `namespace` has returned.
 _namespaces = []
+_lock = threading.Lock()
 # The launcher's flag that leaves a job out.
 _LAUNCHED_WITHOUT = {"ps": "--num_ps=0", "evaluator": "--noevaluator"}
 
@@ -365,8 +367,9 @@ def namespace(config):
     """Prefix of the names of a new strategy's resources."""
     # Workers that run the same script construct their strategies in the same
     # order, so they agree on the number.
-    _namespaces.append(coming_namespace(config))
-    return _namespaces[-1]
+    with _lock:
+        _namespaces.append(coming_namespace(config))
+        return _namespaces[-1]
 
 
 def coming_namespace(config):

@@ -197,6 +197,7 @@ class ChiefDecisions:
                 self._fit.resume_rates(former)
         # A call in which nothing is left to do has been one all the same.
         self._fit.has_begun = self.position.is_over
+        call.has_ended |= self.position.is_over
         self._fits.watch(call, number)
 
     def _end_abandoned(self, fit):
@@ -213,8 +214,10 @@ class ChiefDecisions:
             self._values.end(fit.model, fit.number, fit.averages)
             self._fits.close()
             # The others count who comes there. The model may be compiled in
-            # another way since, or gone.
-            if fit.ends_together and self._runtime.settle():
+            # another way since, or gone. Callbacks of a call that has ended
+            # without a step were there.
+            waits = fit.ends_together and fit.has_begun
+            if waits and self._runtime.settle():
                 self._membership.arrive()
             self._tell()
 
