@@ -62,6 +62,20 @@ def test_training_goes_on_with_the_teacher_before(caplog):
     assert "whole_models=True" in problems[2]
 
 
+def test_what_was_refused_is_no_newer_than_what_came_after_it():
+    """Though its group took it by a clock that was ahead."""
+    bad = snapshot(build(2, units=4))
+    exchange = ScriptedExchange(
+        [
+            checkpoint(bad, number=4, time=time.time() + 3600),
+            checkpoint(weights(), number=5),
+        ]
+    )
+    train(exchange)
+    known = [known and known.number for _, known in exchange.asked]
+    assert known == [None, 4, 5, 5]
+
+
 def stateful():
     model = build()
     model.layers[0].stateful = True
