@@ -125,9 +125,7 @@ def distribute(
             )
             lasts = 1
             if steps_per_epoch:
-                lasts = _epochs_of_order(
-                    dataset, adapter, frame, size, steps_per_epoch
-                )
+                lasts = _epochs_of_order(frame, size, steps_per_epoch)
             orders = _orders(epochs, lasts)
             py_datasets.leave_out(adapter, epochs, orders)
             left_out = max(0, first + orders), batches_out
@@ -286,14 +284,12 @@ def _orders(epochs, lasts):
     return epochs if lasts == 1 else max(0, int(epochs // lasts))
 
 
-def _epochs_of_order(dataset, adapter, frame, size, steps):
+def _epochs_of_order(frame, size, steps):
     """The epochs for which an order of the data lasts with `steps_per_epoch`.
 
     Keras begins the data again after the epoch in which it has come to an end.
 
     Args:
-      dataset: The `tf.data.Dataset` of all workers.
-      adapter: The Keras `DataAdapter` that has made it.
       frame: Of `fit`.
       size: Batches of the share; 0 where that is not known.
       steps: The most steps of an epoch.
@@ -301,14 +297,11 @@ def _epochs_of_order(dataset, adapter, frame, size, steps):
     Returns:
       An int, or infinity.
     """
-    if size:
-        executions = private_keras_calls.model_of(frame).steps_per_execution
-        return math.ceil(size / (math.ceil(steps / executions) * executions))
-    is_endless = dataset.cardinality() == tf.data.INFINITE_CARDINALITY
-    if is_endless or private_keras_data.adapts_py_dataset(adapter):
+    if not size:
+        # One that is endless, or whose end Keras does not know beforehand.
         return math.inf
-    # As of a data set that ends in each epoch.
-    return 1
+    executions = private_keras_calls.model_of(frame).steps_per_execution
+    return math.ceil(size / (math.ceil(steps / executions) * executions))
 
 
 def _check_counts_nothing(dataset):

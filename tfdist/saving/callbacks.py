@@ -138,6 +138,11 @@ class RestoresUnbuilt(TellsOfTheEnd):
 
     def on_train_begin(self, logs=None):
         """As Keras's; warns of layers that it cannot restore."""
+        strategy = self.model.distribute_strategy
+        if not hasattr(strategy, "state"):
+            # It is used again, for a model without servers or workers.
+            super().on_train_begin(logs)
+            return
         if private_keras_building.is_built(self.model):
             # Also where its steps have others: Keras would build it here on
             # the workers alone that find a file.
@@ -153,7 +158,6 @@ class RestoresUnbuilt(TellsOfTheEnd):
                 "are: %s",
                 [layer.name for layer in unbuilt],
             )
-        strategy = self.model.distribute_strategy
         epoch = private_keras.epoch_set_on(self.model)
         # Keras may build the optimizer, and restore layers that no step uses.
         with strategy.scope(), strategy.state.loading():
