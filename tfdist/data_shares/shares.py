@@ -275,7 +275,7 @@ def _size(adapter, number, mine):
 
 
 def _orders(epochs, lasts):
-    """How many orders epochs have that are left out.
+    """The number of orders of epochs that are left out.
 
     Args:
       epochs: Their number; less than 0 of those before the first one.
