@@ -141,15 +141,19 @@ class CallNumbers:
         # Those that have not taken their first step, outer ones first.
         self._waiting = []
 
-    def next(self, running):
+    def next(self, running, at_once=False):
         """Returns the number of a call that asks for its data.
 
         Args:
           running: Its `RunningFit`.
+          at_once: Whether it counts already, as nobody sees its first step.
         """
         self._settle()
         self._waiting.append(running)
-        return self._begun + len(self._waiting)
+        number = self._begun + len(self._waiting)
+        if at_once:
+            self.begin()
+        return number
 
     def begin(self):
         """Called before each step: of the innermost call the first one counts.

@@ -78,10 +78,7 @@ class FitCalls:
         self.end_abandoned(frame)
         self._next.append((next(self._numbers), running, frame))
         self._data = data_number.DataNumber()
-        number = self._numbers_of_data.next(running)
-        if is_own:
-            self._numbers_of_data.begin()
-        return number
+        return self._numbers_of_data.next(running, at_once=is_own)
 
     def note_data(self, checksum, is_seed):
         """Takes note of its data, which is to be as the chief's.

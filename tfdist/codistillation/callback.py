@@ -383,8 +383,7 @@ class Codistillation(keras.callbacks.Callback):
             peers_lib.note_problem(peer, arrival)
         else:
             peer.teacher.install(found.weights)
-            # Of another clock it may look newer than what comes from now on.
-            peer.refused = None
+            peer.refused = None  # This one came after it.
             peer.checkpoint = dataclasses.replace(
                 found, weights=None, architecture=None
             )

@@ -27,8 +27,8 @@ class Peer:
       teacher: The `Teacher` with its weights; None while none is needed.
       checkpoint: The `Checkpoint` that is installed, without its weights; None
         before the first.
-      refused: The newest `Checkpoint` that came and could not be used, without
-        its weights; or None.
+      refused: The last `Checkpoint` that came, without its weights, if it could
+        not be used; else None.
       problem: Why, or None.
       received: How many have been installed.
       skipped: How many could not be used.
@@ -45,8 +45,7 @@ class Peer:
     unchanged: int = 0
 
     def newest(self):
-        """The newest `Checkpoint` that is known of it, or None."""
-        # One that is refused came after the other: clocks tell nothing.
+        """The last `Checkpoint` that came of it, or None; clocks may differ."""
         return self.refused or self.checkpoint
 
     def age_seconds(self):

@@ -72,23 +72,22 @@ def before_data(runtime, before_training, request, shares):
     runtime.chief_decisions.watch(frame, running)
     call = functools.partial(runtime.chief_decisions.call, call)
     runtime.watch(running, frame)
-    number = runtime.call_numbers.next(running)
+    is_guarded = runtime.recovery.is_needed or has_tables
+    # A `fit` of the user's own may have steps of its own, too.
+    is_own = adapter is None
+    number = runtime.call_numbers.next(running, is_own or not is_guarded)
     if has_tables:
         late = table_saving.LateCheck(
             model, runtime.store, private_keras_calls.callbacks_of(frame)
         )
         call = functools.partial(late.call, call)
-    if runtime.recovery.is_needed or has_tables:
+    if is_guarded:
         call = functools.partial(_count, runtime.call_numbers, call)
         guarded_steps.guard(model, call)
-    else:
-        runtime.call_numbers.begin()
     runtime.note_data_shares(shares)
-    if adapter is None:
-        # A `fit` of the user's own, whose steps may be of their own, too.
-        runtime.call_numbers.begin()
-        return max(number, runtime.chief_decisions.number_of_order)
-    return runtime.chief_decisions.number_of_order or number
+    number_of_order = runtime.chief_decisions.number_of_order
+    # Of a `fit` of the user's own the chief's decisions may see no step.
+    return max(number, number_of_order) if is_own else number_of_order or number
 
 
 def _count(numbers, call, function, *args):
