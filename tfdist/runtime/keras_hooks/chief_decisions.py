@@ -196,7 +196,6 @@ class ChiefDecisions:
                 self._has_resumed = True
                 self._fit.resume_rates(former)
         # A call in which nothing is left to do has been one all the same.
-        self._fit.has_begun = self.position.is_over
         call.has_ended |= self.position.is_over
         self._fits.watch(call, number)
 
