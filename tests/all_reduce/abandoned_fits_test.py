@@ -12,6 +12,8 @@ from tests.all_reduce import programs
 import tfdist
 from tfdist.all_reduce import tail
 from tfdist.all_reduce.consistency import Moment
+from tfdist.program_error import ProgramError
+from tfdist.saved_state import ModelMismatchError
 from tfdist.strategies import without_servers
 
 
@@ -207,7 +209,7 @@ def test_a_script_that_ends_after_an_exception_ends_its_fit(
     monkeypatch.setattr(engine, "adopt_model", adopt)
     monkeypatch.setattr(engine, "end_loops", lambda: loops.append(True))
     without_servers._end(weakref.ref(engine))
-    assert closed == [Moment.END_OF_FIT]
+    assert closed == [Moment.AFTER_FIT]
     assert not loops
 
 
@@ -238,7 +240,7 @@ def test_a_fit_in_a_callback_that_has_raised_ends_there(monkeypatch, moment):
     adopt_model = strategy._engine.adopt_model
 
     def adopt(moment, model, *more):
-        if moment is Moment.END_OF_FIT:
+        if moment is Moment.AFTER_FIT:
             ended.append((model, programs.weight_of(outer)))
         return adopt_model(moment, model, *more)
 
@@ -252,6 +254,65 @@ def test_a_fit_in_a_callback_that_has_raised_ends_there(monkeypatch, moment):
     )
     steps = {"on_epoch_begin": 0, "on_train_batch_end": 1, "on_train_end": 4}
     assert ended == [(inner, -steps.get(moment, 2)), (outer, -4.0)]
+
+
+def test_a_comparison_of_workers_that_were_elsewhere_is_made_again(
+    monkeypatch,
+):
+    """The other one, whose step was refused, comes to it first."""
+    strategy = tfdist.AllReduceStrategy()
+    with strategy.scope():
+        model = programs.linear()
+    engine, met = strategy._engine, []
+    meet = engine.consistency.meet
+
+    def spy(moment, *numbers):
+        met.append(moment)
+        return meet(moment, *numbers)
+
+    monkeypatch.setattr(
+        engine.consistency, "meet", fails_once_at_end(spy, ProgramError)
+    )
+    with pytest.raises(ProgramError):
+        model.fit(programs.batches(np.ones(2)), verbose=0)
+    del met[:]
+    engine.fits.end_if_abandoned()
+    assert met == [Moment.END_OF_FIT, Moment.AFTER_FIT]
+
+
+def fails_once_at_end(meet, error):
+    """Returns a `meet` that raises an error at the first end of `fit`."""
+    errors = [error]
+
+    def call(moment, *numbers):
+        if moment is Moment.END_OF_FIT and errors:
+            raise errors.pop()
+        return meet(moment, *numbers)
+
+    return call
+
+
+@pytest.mark.parametrize("method", ["compare_model", "adopt_model"])
+def test_a_fit_whose_workers_made_other_models_is_over(
+    monkeypatch, caplog, method
+):
+    """As where one of them has compiled before an exception."""
+    strategy = tfdist.AllReduceStrategy()
+    with strategy.scope():
+        model = programs.linear()
+    fit_that_fails(model, 2, on_train_batch_end=fail)
+    engine = strategy._engine
+    with monkeypatch.context() as patched:
+
+        def refuse(*_):
+            raise ModelMismatchError("other models")
+
+        patched.setattr(engine, method, refuse)
+        engine.fits.end_if_abandoned()
+    assert "keeps its own model of this `fit`: other models" in caplog.text
+    assert not engine.fits.is_running
+    model.fit(programs.batches(np.ones(1)), verbose=0)
+    assert programs.weight_of(model) == -2.0
 
 
 def test_what_a_step_has_told_counts_if_the_next_one_in_its_call_raises(

@@ -38,6 +38,13 @@ def test_a_worker_that_is_elsewhere_is_named(other, needs_batch):
     assert ("each worker needs one" in str(caught.value)) is needs_batch
 
 
+def test_the_two_meetings_at_the_end_of_fit_are_told_apart():
+    """One compares, the other adopts: their numbers mean different things."""
+    both = consistency.Consistency(Others(0, Moment.END_OF_FIT), ("one", "two"))
+    with pytest.raises(ProgramError, match="one at the end of `fit`, after"):
+        both.adopt(Moment.AFTER_FIT, [tf.Variable(1.0)])
+
+
 @pytest.mark.parametrize(
     ("strategy", "compares"),
     [(tfdist.AllReduceStrategy, True), (tfdist.GossipStrategy, False)],

@@ -88,7 +88,7 @@ def test_workers_compare_the_epochs_with_which_a_call_begins(monkeypatch):
     ] == [
         (Moment.FIT, True),
         (Moment.STEP, False),
-        (Moment.END_OF_FIT, False),
+        (Moment.AFTER_FIT, False),
     ]
 
 
@@ -111,7 +111,7 @@ def test_epochs_end_with_the_chiefs_state_where_evaluations_assign_it(
         model.compile("sgd", "mse")
     x = np.ones([2, 1], "float32")
     model.fit(x, x, validation_data=(x, x), verbose=0)
-    assert moments == [Moment.FIT, Moment.END_OF_EPOCH, Moment.END_OF_FIT]
+    assert moments == [Moment.FIT, Moment.END_OF_EPOCH, Moment.AFTER_FIT]
     assert float(layers[1].count) == 2.0
 
 
@@ -140,7 +140,7 @@ def test_what_a_step_trains_apart_from_its_model_is_shared(monkeypatch):
     model.fit(x, x, verbose=0)
     assert float(apart[0]) == -1.0
     moments, variables = zip(*shared, strict=True)
-    assert moments == (Moment.FIT, Moment.END_OF_FIT, Moment.END_OF_FIT)
+    assert moments == (Moment.FIT, Moment.END_OF_FIT, Moment.AFTER_FIT)
     for found in variables:
         assert any(variable is apart.value for variable in found)
 

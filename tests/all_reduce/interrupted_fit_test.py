@@ -63,7 +63,7 @@ def test_an_eager_step_is_taken_before_ctrl_c():
 # All meet in the beginning. They follow each other to the end of the epoch, of
 # its callbacks, and of all epochs; then they tell of averages, compare weights,
 # and take the chief's.
-END = [Moment.END_OF_FIT] * 3
+END = [Moment.END_OF_FIT, Moment.END_OF_FIT, Moment.AFTER_FIT]
 ALL = [Moment.FIT, *[FOLLOW] * 3, *END]
 
 

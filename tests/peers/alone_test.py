@@ -269,7 +269,7 @@ def test_a_call_of_fit_that_was_stopped_leaves_the_one_around_it(name):
         (Moment.FIT, tail.TRAINS),
         (Moment.FIT, tail.TRAINS),
         (None, tail.STOPS),
-        (Moment.END_OF_FIT, tail.TRAINS),
+        (Moment.AFTER_FIT, tail.TRAINS),
         (None, tail.STOPS),
     ):
         if moment is None:
@@ -302,7 +302,7 @@ def test_who_has_joined_is_not_stopped_early_in_later_calls_of_fit(name):
             engine.roster.admit(1, 5)
             # A callback trains another model in between.
             engine.adopt_model(Moment.FIT, model)
-            engine.adopt_model(Moment.END_OF_FIT, model)
+            engine.adopt_model(Moment.AFTER_FIT, model)
         engine._is_over = True
         engine.stop_joiners()
     assert stopped == [{1}, set()]

@@ -192,6 +192,40 @@ def set_after_an_exception(strategy, worker):
     return replica_after(strategy, model, data(worker, 2))
 
 
+def stopped_before_unfreezing(strategy, worker):
+    """The chief stops in epoch 1; meanwhile the other one begins epoch 2.
+
+    Its callback has a new optimizer then, in whose first step all would meet.
+
+    Returns:
+        The name of the error of `fit`.
+    """
+    with strategy.scope():
+        layer = keras.layers.Dense(1, trainable=False)
+        model = keras.Sequential([keras.Input([ROWS]), layer])
+        model.add(keras.layers.Dense(COLUMNS))
+        model.compile("sgd", Product())
+
+    def stop(epoch, logs=None):
+        model.stop_training = worker == 0
+        if worker == 0:
+            handshake.wait_for("begun")
+
+    def unfreeze(epoch, logs=None):
+        if epoch == 1:
+            pathlib.Path("begun").touch()
+            layer.trainable = True
+            with strategy.scope():
+                model.compile("sgd", Product())
+            model.make_train_function()
+
+    callbacks = [programs.on(on_epoch_begin=unfreeze, on_epoch_end=stop)]
+    try:
+        model.fit(data(worker, 2), epochs=3, verbose=0, callbacks=callbacks)
+    except RuntimeError as error:
+        return type(error).__name__
+
+
 def loss_scale(strategy, worker):
     """One of four steps of a worker overflows, which is no update."""
     model = model_of(

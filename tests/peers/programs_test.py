@@ -17,6 +17,8 @@ PROGRAMS = (
     "another_optimizer",
     "heads_in_another_order",
     "models_in_another_order",
+    # Last: from here on first steps have other numbers on one worker.
+    "stopped_before_unfreezing",
 )
 GRADIENTS = [programs.gradient(worker).ravel() for worker in range(2)]
 
@@ -67,6 +69,12 @@ def test_what_is_set_after_an_exception_comes_after_all_updates(reports):
         assert replica == sum_of(2, 2)
 
 
+def test_a_stop_before_an_unfreezing_is_an_error_and_no_hang(reports):
+    """The script goes on, and its processes end together."""
+    for report in reports:
+        assert report["stopped_before_unfreezing"] == "ProgramError"
+
+
 def test_steps_that_overflow_send_nothing(reports):
     first, second = (report["loss_scale"] for report in reports)
     assert first["replica"] == second["replica"] == sum_of(4, 3)
@@ -79,7 +87,7 @@ def test_what_comes_while_a_worker_waits_at_the_end_is_in_its_summary(reports):
         assert in_steps < summary
 
 
-@pytest.mark.parametrize("program", PROGRAMS[-2:])
+@pytest.mark.parametrize("program", PROGRAMS[-3:-1])
 def test_updates_never_reach_other_variables(reports, program):
     for report in reports:
         assert report[program].startswith("ValueError: Optimizer")

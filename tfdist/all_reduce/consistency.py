@@ -21,6 +21,7 @@ class Moment(enum.IntEnum):
     END_OF_EPOCH = 3
     END_OF_FIT = 4
     BARRIER = 5
+    AFTER_FIT = 6
 
 
 _AT = {
@@ -29,6 +30,7 @@ _AT = {
     Moment.END_OF_EPOCH: "the end of an epoch",
     Moment.END_OF_FIT: "the end of `fit`",
     Moment.BARRIER: "`strategy.barrier()`",
+    Moment.AFTER_FIT: "the end of `fit`, after its callbacks",
 }
 _AT_EPOCH_ENDS = (
     ", or set them at the end of an epoch, when the chief's count for all (a "

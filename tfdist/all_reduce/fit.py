@@ -21,6 +21,7 @@ from tfdist.all_reduce.consistency import DifferentValuesError
 from tfdist.all_reduce.consistency import Moment
 from tfdist.data_shares import data_number
 from tfdist.program_error import ProgramError
+from tfdist.saved_state import ModelMismatchError
 
 
 class FitCalls:
@@ -393,7 +394,7 @@ class Fit:
             try:
                 self._engine.put_averages(self._model, are_there=not has_raised)
                 self._engine.compare_model(Moment.END_OF_FIT, self._model)
-            except (KeyboardInterrupt, tf.errors.OpError):
+            except (KeyboardInterrupt, tf.errors.OpError, ProgramError):
                 # Not with the others: `abandon` comes there again.
                 self._is_compared = False
                 raise
@@ -428,11 +429,16 @@ class Fit:
                 raise
             logging.warning("This `fit` ends alone: %s", error.message)
             self._on_close(self)
+        except ModelMismatchError as error:
+            # All have found it. What one has compiled since the next `fit`
+            # compares.
+            logging.warning("Each keeps its own model of this `fit`: %s", error)
+            self._on_close(self)
 
     def close(self):
         """Gives all what the chief's callbacks have made of the weights."""
         with self._engine.meeting():
-            self._engine.adopt_model(Moment.END_OF_FIT, self._model)
+            self._engine.adopt_model(Moment.AFTER_FIT, self._model)
             self._engine.note_met(self._lanes)
             self._on_close(self)
 

@@ -282,7 +282,7 @@ class PeerEngine(engine_lib.Engine):
         if begins:
             # It does not count if the others have not come to it.
             self._fits += 1
-        if begins or (moment is Moment.END_OF_FIT and self.roster.others):
+        if begins or (moment is Moment.AFTER_FIT and self.roster.others):
             # What the chief has told of a call that ends here is not of the
             # one around it.
             self.fit_number = self.collectives.number
@@ -291,7 +291,7 @@ class PeerEngine(engine_lib.Engine):
             self._late_around.append({*self.roster.late})
             self.roster.late.clear()
             self._open()
-        elif moment is Moment.END_OF_FIT and self._late_around:
+        elif moment is Moment.AFTER_FIT and self._late_around:
             self.roster.late |= self._late_around.pop()
         return chiefs
 
