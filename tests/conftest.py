@@ -28,7 +28,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("gate")
 
-pytest_plugins = ["tests.reruns"]
+pytest_plugins = ["tests.passed_before", "tests.reruns"]
 
 
 def pytest_addoption(parser):

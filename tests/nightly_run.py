@@ -12,10 +12,11 @@ stages with real clusters, which wait half of their time, run beside one process
 that computes all the time.
 
 After each stage, its outcome is added to `outcomes.json` beside the outputs,
-with the commit. A run with `--resume` keeps the stages that passed on the same
-commit and runs all others, so a run that was ended after some hours can
-continue. Files that are changed and not committed belong to no commit:
-`--resume` refuses them, and a run with such files records nothing.
+with the commit; each test that passes, to a file of its stage. A run with
+`--resume` keeps what passed on the same commit and runs all the rest, so a run
+that was ended after some hours can continue. Files that are changed and not
+committed belong to no commit: `--resume` refuses them, and a run with such
+files records nothing.
 """
 
 from concurrent import futures
@@ -168,7 +169,7 @@ _DIRECTORY = flags.DEFINE_string(
     "directory", "build/nightly", "Directory of the outputs."
 )
 _RESUME = flags.DEFINE_bool(
-    "resume", False, "Keep the stages that have passed on this commit."
+    "resume", False, "Keep what has passed on this commit."
 )
 
 
@@ -347,6 +348,24 @@ def kept(record, wanted):
     return outcomes
 
 
+def with_tests_left_out(arguments, commit, log, resume):
+    """Returns arguments of Python by which pytest goes on with a stage.
+
+    Args:
+        arguments: of a stage.
+        commit: as of `Record`; without one nothing is left out.
+        log: `pathlib.Path` of the stage's output, beside which the file is of
+            tests that have passed.
+        resume: whether to keep that file.
+    """
+    if arguments[: len(_PYTEST)] != _PYTEST or commit is None:
+        return arguments
+    path = log.with_suffix(f".{commit}.passed")
+    if not resume:
+        path.unlink(missing_ok=True)
+    return (*_PYTEST, f"--passed_before={path}", *arguments[len(_PYTEST) :])
+
+
 def main(argv):
     """Runs the stages that are asked for."""
     if len(argv) > 1:
@@ -364,7 +383,11 @@ def main(argv):
             if name in wanted and name not in outcomes:
                 output = directory / f"{name.replace('/', '_')}.log"
                 print(f"{name}: {output}", flush=True)
-                outcomes[name] = run(*_STAGES[name], output)
+                arguments, minutes = _STAGES[name]
+                arguments = with_tests_left_out(
+                    arguments, record.commit, output, _RESUME.value
+                )
+                outcomes[name] = run(arguments, minutes, output)
                 record.add(name, outcomes[name])
 
     run_all(_FIRST)

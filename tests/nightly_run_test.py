@@ -134,6 +134,27 @@ def test_what_has_failed_runs_again(tree, tmp_path, monkeypatch, capsys):
     assert run(stages="b") == (0, ["b"])
 
 
+def test_tests_that_have_passed_are_kept_for_their_commit(tmp_path):
+    log = tmp_path / "tests_servers.log"
+    arguments, _ = nightly_run._STAGES["tests/servers"]
+
+    def options(commit, resume):
+        with_them = nightly_run.with_tests_left_out(
+            arguments, commit, log, resume
+        )
+        return [one for one in with_them if one not in arguments]
+
+    path = tmp_path / "tests_servers.abc.passed"
+    assert options("abc", False) == [f"--passed_before={path}"]
+    path.touch()
+    assert options("abc", True) and path.exists()
+    assert options("abc", False) and not path.exists()
+    # Of changes that are not committed nothing is known.
+    assert options(None, False) == []
+    column, _ = nightly_run._STAGES["keras_programs/async"]
+    assert nightly_run.with_tests_left_out(column, "abc", log, True) == column
+
+
 def test_the_last_line_names_all_that_failed(capsys):
     outcomes = {
         "one": nightly_run.Outcome(0, 60.0, "3 passed"),
