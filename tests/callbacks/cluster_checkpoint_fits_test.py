@@ -412,6 +412,41 @@ def test_earlier_calls_of_a_resumed_run_leave_weights_and_averages(tmp_path):
     assert_same(run(tmp_path / "resumed"), expected, 0.0)
 
 
+class Killed(Exception):
+    """What ends a process of a test."""
+
+
+@pytest.mark.parametrize(
+    ("make_strategy", "make_optimizer"),
+    [
+        (tfdist.AsyncStrategy, _averaged),
+        (tfdist.AllReduceStrategy, _averaged),
+        # Two of the last epoch's four steps have been exchanged at its end.
+        (lambda: tfdist.DiLoCoStrategy(3), SGD),
+    ],
+    ids=["async", "all_reduce", "diloco"],
+)
+def test_who_was_killed_after_the_last_epoch_ends_its_fit(
+    tmp_path, make_strategy, make_optimizer
+):
+    """Averages are put in place, and no local step is lost."""
+
+    def kill(epoch, logs=None):
+        if epoch == 1:
+            raise Killed
+
+    def run(name, *callbacks):
+        _, model = start(make_strategy, make_optimizer, perceptron)
+        fit(
+            model, 2, callbacks=[ClusterCheckpoint(tmp_path / name), *callbacks]
+        )
+        return traces(model)
+
+    with pytest.raises(Killed):
+        run("killed", keras.callbacks.LambdaCallback(on_epoch_end=kill))
+    assert_same(run("killed"), run("whole"), 0.0)
+
+
 class OwnStep(keras.Model):
     def train_step(self, data):
         return super().train_step(data)

@@ -19,6 +19,8 @@ def test_a_word_comes_back_as_it_was():
         first_epoch=1,
         first_batch=2,
         written=3,
+        came_to=4,
+        completed=2,
     )
     assert fit_progress.Word.unpack(word.pack()) == word
     assert len(word.pack()) == fit_progress.SIZE
@@ -72,6 +74,22 @@ def test_a_call_that_raises_is_over():
     assert told.is_abandoned
     told.watch(None, 4)
     assert not told.is_abandoned
+
+
+def test_a_call_without_a_step_is_completed_and_one_that_raises_is_not():
+    told, calls = fit_progress.Fits(), []
+
+    def fit(number, ends):
+        call = running_fit.begin(sys._getframe())
+        calls.append(call)  # As its strategy does.
+        call.has_ended = ends
+        told.watch(call, number)
+
+    for number, ends in ((1, True), (2, False)):
+        fit(number, ends)
+        told.close_if_over()
+        assert told.word.reached == fit_progress.closed(number)
+    assert told.word.completed == 1
 
 
 def test_a_call_that_has_the_place_of_one_that_is_over_is_not_within_it():

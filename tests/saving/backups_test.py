@@ -73,9 +73,9 @@ def test_servers_keep_what_they_have_learned_since_the_backup(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("is_passed", [True, False])
-def test_a_call_that_others_have_ended_early_is_not_trained_to_its_end(
-    tmp_path, monkeypatch, is_passed
+@pytest.mark.parametrize("takes_no_step", [True, False])
+def test_a_call_that_was_ended_early_is_not_trained_to_its_end(
+    tmp_path, monkeypatch, takes_no_step
 ):
     run = next(_runs)
     first = chief(run)
@@ -84,11 +84,15 @@ def test_a_call_that_others_have_ended_early_is_not_trained_to_its_end(
     # The chief has stopped training after epoch 2.
     first.backup(tmp_path).on_epoch_end(2)
     again = chief(run)
-    decisions = types.SimpleNamespace(is_passed=is_passed)
+    looks = []
+    decisions = types.SimpleNamespace(
+        takes_no_step=takes_no_step, look_again=lambda: looks.append(True)
+    )
     monkeypatch.setattr(again.runtime, "chief_decisions", decisions)
     again.model._initial_epoch = 2**31
     again.backup(tmp_path).on_train_begin()
-    assert again.model._initial_epoch == (2**31 if is_passed else 3)
+    assert again.model._initial_epoch == (2**31 if takes_no_step else 3)
+    assert bool(looks) is not takes_no_step
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import io
 import numpy as np
 import tensorflow as tf
 
+from tfdist import null_methods
 from tfdist import saved_state
 from tfdist.all_reduce.variables import Kind
 
@@ -135,7 +136,16 @@ class AllReduceState(tf.train.experimental.PythonState):
 
     # Of a call of `fit`, for callbacks: none here has a number that all workers
     # know, or is over elsewhere.
-    fit_number, is_passed = 0, False
+    fit_number, is_passed, takes_no_step = 0, False, False
+    look_again = null_methods.nothing
+
+    def await_readers(self):
+        """See `TrainingState.await_readers`; one death has ended all."""
+        fits = self._engine.fits
+        if self._engine.updates_alike and not (
+            fits.is_running or fits.is_ending
+        ):
+            self._engine.barrier()
 
     def _variables(self):
         for number, reference in enumerate(self._engine.variables):

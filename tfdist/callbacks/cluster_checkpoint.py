@@ -109,6 +109,8 @@ class ClusterCheckpoint(keras.callbacks.Callback):
         self._since_save = 0
         # Whether this call of `fit` has saved.
         self._has_saved = False
+        # Whether what it goes on with is what an earlier one has ended with.
+        self._is_at_end = False
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         strategy = self.model.distribute_strategy
@@ -123,7 +125,7 @@ class ClusterCheckpoint(keras.callbacks.Callback):
         self._epoch = self.resumed_epoch = 0
         # Batches of this epoch that are done, and those since the last save.
         self._batches = self._since_save = 0
-        self._has_saved = False
+        self._has_saved = self._is_at_end = False
         # An earlier call may have ended by an exception.
         model_optimizers.keep_weights(self.model, False)
         optimizer = self.model.optimizer
@@ -137,12 +139,18 @@ class ClusterCheckpoint(keras.callbacks.Callback):
         else:
             self._begin_as_worker()
         self._known.use(self._files.directory)
-        # A call that the others have ended takes no step here, even if the
-        # chief stopped it before its last epoch.
-        if self.resumed_epoch and not strategy.state.is_passed:
+        if not self.resumed_epoch or strategy.state.is_passed:
+            return
+        # A call whose steps have been made takes none here, even if the chief
+        # stopped it before its last epoch.
+        if not strategy.state.takes_no_step:
             private_keras.set_initial_epoch(self.model, self.resumed_epoch)
-            if self._is_done(self.resumed_epoch):
-                model_optimizers.keep_weights(self.model, True)
+        # Averages of weights are still to be put in place if a process was
+        # killed between the last epoch and the end of this call.
+        is_of_later_call = self._is_done(self.resumed_epoch - 1)
+        if self._is_done(self.resumed_epoch):
+            keep = self._is_at_end or is_of_later_call
+            model_optimizers.keep_weights(self.model, keep)
 
     def _is_done(self, epoch):
         """Whether this call of `fit` has no epoch from this one on."""
@@ -189,6 +197,7 @@ class ClusterCheckpoint(keras.callbacks.Callback):
             told["restored"] and is_new
         ):
             self.resumed_epoch = told["epoch"]
+            self._is_at_end = True
             return
         found = self._files.newest(told["number"])
         if found is not None:
@@ -235,7 +244,9 @@ class ClusterCheckpoint(keras.callbacks.Callback):
         if self._is_done(saved.header["position"]["epoch"]):
             # Nothing is trained. Where more is, workers are as they were then,
             # and not as they are when they have left.
-            saved = self._files.end(number) or saved
+            end = self._files.end(number)
+            self._is_at_end = end is not None
+            saved = end or saved
         state.restore(fitted_model.without_others(saved, self._known.headers))
         self._known.add(self._files.path(number), saved.header)
         self._resume_at(number, saved.header, "Resumed from")
@@ -246,6 +257,7 @@ class ClusterCheckpoint(keras.callbacks.Callback):
         Variables may have been set since; they stay as they are.
         """
         fitted_model.check_is_known(header, self.model, self._strategy.state)
+        self._is_at_end = True
         self._resume_at(number, header, "Goes on after")
 
     def _resume_at(self, number, header, what):
@@ -292,6 +304,9 @@ class ClusterCheckpoint(keras.callbacks.Callback):
         self, epoch: int, logs: dict[str, Any] | None = None
     ) -> None:
         self._epoch, self._batches = epoch + 1, 0
+        if self._is_done(epoch + 1) and self._strategy.cluster.num_workers == 1:
+            # Else who is killed after this has lost the last local steps.
+            self._strategy.flush()
         self._save()
 
     def on_preemption(self) -> None:

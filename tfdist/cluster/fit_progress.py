@@ -37,6 +37,8 @@ class Word:
         since its last step in the call before; 0 for none.
       came_to: The last call that its program has made, begun or not; 0 before
         the first.
+      completed: The last call of which it has made the last step, or none was
+        left; 0 for none. A call that an exception has ended is none.
     """
 
     reached: int = 0
@@ -51,6 +53,7 @@ class Word:
     first_batch: int = 0
     written: int = 0
     came_to: int = 0
+    completed: int = 0
 
     @property
     def number(self):
@@ -198,6 +201,8 @@ class Fits:
             if self._call is not None and self._call.is_over():
                 reached = self.word.reached
                 self.is_abandoned = reached == begun(self.number)
+                if self._call.has_ended:
+                    self.tell(completed=self.number)
                 self.close()
 
     def pack(self):

@@ -124,9 +124,13 @@ class TellsOfTheEnd:
 
     def on_train_end(self, logs=None):
         """The same, where no epoch was left, and no step tells of the call."""
+        self._before_deleting()
         super().on_train_end(logs)
         running_fit.end(private_keras_calls.current_frame())
         private_keras.set_initial_epoch(self.model, None)
+
+    def _before_deleting(self):
+        """Called when training ends."""
 
 
 class RestoresUnbuilt(TellsOfTheEnd):
@@ -162,10 +166,17 @@ class RestoresUnbuilt(TellsOfTheEnd):
         # Keras may build the optimizer, and restore layers that no step uses.
         with strategy.scope(), strategy.state.loading():
             super().on_train_begin(logs)
-        if strategy.state.is_passed:
-            # The others have ended this call: it takes no step here, even if
-            # the chief stopped it before its last epoch.
+        if strategy.state.takes_no_step:
+            # It, or the others, have ended this call: it takes no step here,
+            # even if the chief stopped it before its last epoch.
             private_keras.set_initial_epoch(self.model, epoch)
+        else:
+            strategy.state.look_again()
+
+    def _before_deleting(self):
+        strategy = self.model.distribute_strategy
+        if hasattr(strategy, "state"):
+            strategy.state.await_readers()
 
 
 class RestoresWhileWritten:

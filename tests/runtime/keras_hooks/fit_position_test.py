@@ -29,6 +29,7 @@ def row(
     state=MemberState.ALIVE,
     reached=None,
     came_to=CALL,
+    completed=0,
     silent=0.0,
 ):
     """A worker that is there in the call, or has come as far as `reached`."""
@@ -38,6 +39,7 @@ def row(
         batch=batch,
         first_epoch=first_epoch,
         came_to=came_to,
+        completed=completed,
     )
     return Member("a worker", state, silent, 0, 1.0, word)
 
@@ -302,6 +304,40 @@ def test_a_callback_that_resumes_is_not_interfered_with(tmp_path, make, kinds):
     made.begin_loop(Frame(model, epoch=7))
     word = made._fits.word
     assert (word.first_epoch, word.first_batch) == (7, 0)
+
+
+@pytest.mark.parametrize("others_are_over", [False, True])
+@pytest.mark.parametrize("reached", [fit_progress.ended(CALL), _CLOSED])
+def test_of_a_call_whose_steps_it_had_made_no_epoch_is_left(
+    tmp_path, reached, others_are_over
+):
+    """Though others are in it, and its callback has deleted what it wrote."""
+    former = row(2, 7, reached=reached, completed=CALL)
+    model, made = keras.Sequential(), position(former=former)
+    if others_are_over:
+        made._turns.position = lambda number: OVER
+    callback = keras.callbacks.BackupAndRestore(tmp_path)
+    # Before its last epoch the chief may have stopped it.
+    left_out, first = begun(model, made, callbacks=[callback], size=0)
+    assert left_out == (9, 0)
+    assert first == (OVER[0] if others_are_over else 9)
+    assert (made.is_over, made.is_completed) == (
+        others_are_over,
+        not others_are_over,
+    )
+
+
+def test_a_call_that_ends_while_a_backup_is_looked_for_is_over(tmp_path):
+    """The chief deletes it then: this worker would train all epochs alone."""
+    model, made = keras.Sequential(), position()
+    callback = keras.callbacks.BackupAndRestore(tmp_path)
+    assert begun(model, made, callbacks=[callback]) == ((0, 0), None)
+    assert not made.look_again(CALL)
+    assert not made.is_over
+    made._turns.position = lambda number: OVER
+    assert made.look_again(CALL)
+    assert (made.is_over, made.passes) == (True, True)
+    assert not made.look_again(CALL)
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_calls_within_one_have_orders_of_their_own():
     assert orders[0] == 1
     assert len(set(orders)) == 4
     # One that has been started again in epoch 5 makes the same.
-    decisions._fit.calls_within = 0, 0
+    decisions._fit._calls_within = 0, 0
     begin(worker)
     assert decisions.number_of_order == orders[-1]
 
@@ -144,6 +144,52 @@ def test_a_call_that_a_callback_resumes_at_its_end_has_been_one():
     assert numbers == [1, 1, 2, 3]
 
 
+def test_a_call_that_the_others_end_while_a_backup_is_looked_for_is_passed():
+    model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    worker, calls = comes_back(1, model)
+    decisions = worker.chief_decisions
+    for _ in range(2):
+        begin(worker)
+    calls.clear()
+    decisions.look_again()
+    assert calls == [] and not decisions.is_passed
+    decisions._turns.position = lambda number: fit_progress.OVER
+    decisions.look_again()
+    assert decisions.is_passed
+    assert calls == ["commit", len(model.variables)]
+    # No epoch is left to Keras.
+    assert model._initial_epoch == fit_progress.OVER[0]
+    begin(worker)
+    assert decisions.fit_number == 3
+
+
+def test_a_chief_without_a_step_waits_until_others_have_read_its_backup():
+    """It tells its end first: they may wait for that."""
+    late = fit_progress.closed(0)
+    worker = Worker(0, table(0, late, 1))
+    worker.runtime.local = worker.runtime.coordination = ends = Ends()
+    ends.waits = False
+    worker.model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+    decisions, told = worker.chief_decisions, []
+    word = worker.membership.fits
+    worker.membership.tell = lambda: told.append(
+        (word.word.reached, word.word.completed, word.word.first_epoch)
+    )
+    begin(worker)
+    worker.model._initial_epoch = 5
+    del told[:]
+    worker.reads = 0
+    worker._tables = [table(0, late, 1), table(0, late, 1), table(0, 1, 1)]
+    decisions.await_readers()
+    assert told == [(fit_progress.ended(1), 1, 5)]
+    assert worker.reads == 3
+    # One that has trained has waited in its first step.
+    decisions._fit.has_stepped = True
+    decisions.await_readers()
+    assert len(told) == 1
+
+
 def test_who_ends_a_call_tells_so_before_it_waits_for_the_next():
     """It may die as it waits."""
     worker = Worker(1, table(0))
@@ -178,7 +224,7 @@ def test_who_was_lost_with_the_first_server_goes_on_as_others_tell():
 
 
 @pytest.mark.parametrize(
-    ("epochs", "size", "number"), [(9, 9, 2), (7, 9, 3), (9, 0, 3)]
+    ("epochs", "size", "number"), [(9, 9, 2), (7, 9, 3), (9, 0, 2)]
 )
 def test_a_call_that_is_refused_when_its_data_is_there_is_none_if_some_is_left(
     epochs, size, number

@@ -321,6 +321,19 @@ class TrainingState(tf.train.experimental.PythonState):
         """Whether the others had ended the call of `fit` under way before."""
         return self._runtime.chief_decisions.is_passed
 
+    @property
+    def takes_no_step(self):
+        """Whether that is so, or a former process has made all its steps."""
+        return self._runtime.chief_decisions.takes_no_step
+
+    def look_again(self):
+        """Called when a callback has looked for its file of this call."""
+        self._runtime.chief_decisions.look_again()
+
+    def await_readers(self):
+        """Waits, where nothing else has, until others have read such files."""
+        self._runtime.chief_decisions.await_readers()
+
     def others_have_later_call(self):
         """Whether another worker has made a call of `fit` after that one."""
         return self._runtime.chief_decisions.others_have_later_call()

@@ -88,6 +88,13 @@ class ChiefDecisions:
         """Whether the others had ended the call of `fit` under way before."""
         return self._fit is not None and self.position.is_over
 
+    @property
+    def takes_no_step(self):
+        """Whether that is so, or this worker had made all steps of it."""
+        return self.is_passed or (
+            self._fit is not None and self.position.is_completed
+        )
+
     def others_have_later_call(self):
         """Whether another worker has made a call of `fit` after that one."""
         return self._turns.others_have_call(self._fit.number + 1)
@@ -99,11 +106,7 @@ class ChiefDecisions:
         The number of the call of `fit` under way. Calls that callbacks make
         in an epoch have others, the same where workers make the same in it.
         """
-        if self._fit is None:
-            return 0
-        epoch, within = self._fit.calls_within
-        place = (epoch + 1) * 2**16 + within if within else 0
-        return self._fit.number + place * 2**24
+        return 0 if self._fit is None else self._fit.number_of_order
 
     def wait_for_word(self, find):
         """See `FitTurns.wait_for_word`, in the call of `fit` under way."""
@@ -126,18 +129,42 @@ class ChiefDecisions:
         if fit is None or self._is_within:
             return (0, 0)
         left_out = self.position.begin(fit.model, size, skips)
-        if self.position.goes_on:
-            # That may be at its end: then it has been a call all the same. Of
-            # data of unknown size, nothing may be left either.
-            fit.has_begun = not (size and self.position.has_epochs)
-            if self.position.is_over or fit.has_begun and size:
-                # No step takes over what servers hold.
-                self._values.end(fit.model, fit.number)
-                fit_call.build_optimizer(fit.model)
-                self._runtime.commit()
-                variables = [v.value for v in fit.model.variables]
-                self._runtime.unused_models.refuse(variables)
+        if self.position.goes_on and not self.position.has_epochs:
+            self._take_no_step(fit)
         return left_out
+
+    def _take_no_step(self, fit):
+        # It has been a call all the same.
+        fit.has_begun = True
+        self._fits.tell(completed=fit.number)
+        self._values.end(fit.model, fit.number)
+        fit_call.take_over(fit.model, self._runtime)
+
+    def look_again(self):
+        """Called when BackupAndRestore has looked for its file.
+
+        The others may have ended the call, and deleted it, just before.
+        """
+        fit = self._fit
+        if fit is None or self._is_within or self.is_chief:
+            return
+        if self.position.look_again(fit.number):
+            self.position.begin(fit.model, size=0, skips=False)
+            self._take_no_step(fit)
+
+    def await_readers(self):
+        """Called before BackupAndRestore deletes its files.
+
+        A chief that has resumed a call at its end takes no step, in which it
+        would wait until the others have read them.
+        """
+        fit = self._fit
+        if fit is None or fit.has_stepped or self.is_passed:
+            return
+        if self.is_chief:
+            self.position.end_without_step(fit)
+            self._tell()
+            self._turns.wait_for_others_to_begin(fit.number)
 
     # In the training step.
 
@@ -167,10 +194,7 @@ class ChiefDecisions:
         """
         self._is_within = self._fits.is_around(frame)
         if self._is_within:
-            epoch, within = self._fits.word.epoch, 1
-            if self._fit.calls_within[0] == epoch:
-                within += self._fit.calls_within[1]
-            self._fit.calls_within = epoch, within
+            self._fit.note_call_within(self._fits.word.epoch)
             return  # One within another, of a callback.
         if self._fit is not None:
             self._end_abandoned(self._fit)
@@ -339,7 +363,7 @@ class ChiefDecisions:
         self._runtime.work.leave()
         self._runtime.local.finish()
         self._runtime.coordination.leave()
-        self._tell(reached=fit_progress.ended(fit.number))
+        self._tell(reached=fit_progress.ended(fit.number), completed=fit.number)
 
     def close(self):
         """Called when all callbacks have seen the end of training."""

@@ -43,7 +43,7 @@ class FitCall:
         self.is_in_loop = False
         # The epoch of the last calls that callbacks have made within it, and
         # their number in that epoch.
-        self.calls_within = 0, 0
+        self._calls_within = 0, 0
         # Whether Keras has taken its last step.
         self.has_ended = False
         self.data = data_number.DataNumber()
@@ -72,6 +72,18 @@ class FitCall:
     def model(self):
         """The `keras.Model`."""
         return self._model()
+
+    @property
+    def number_of_order(self):
+        """See `ChiefDecisions.number_of_order`."""
+        epoch, within = self._calls_within
+        place = (epoch + 1) * 2**16 + within if within else 0
+        return self.number + place * 2**24
+
+    def note_call_within(self, epoch):
+        """Called when a callback makes a call within this one, in an epoch."""
+        before, within = self._calls_within
+        self._calls_within = epoch, within + 1 if before == epoch else 1
 
     @property
     def ends_together(self):
@@ -167,6 +179,18 @@ def build_optimizer(model):
         model_optimizers.build(model)
     else:
         model_optimizers.finalize_when_built(model)
+
+
+def take_over(model, runtime):
+    """Takes over what servers hold, for a call that has no step to do so.
+
+    Args:
+      model: The `keras.Model`.
+      runtime: The `Runtime`.
+    """
+    build_optimizer(model)
+    runtime.commit()
+    runtime.unused_models.refuse([v.value for v in model.variables])
 
 
 def _rates_of(model):

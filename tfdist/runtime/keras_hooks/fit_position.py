@@ -30,12 +30,15 @@ class FitPosition:
     Attributes:
       reads_backup: Whether the call under way has a BackupAndRestore.
       reads_checkpoint: Whether it has another callback that resumes.
+      is_completed: Whether a former process of this worker has made all steps
+        of it, while others have not.
     """
 
     def __init__(self, turns, fits):
         self._turns = turns
         self._fits = fits
         self.reads_backup = self.reads_checkpoint = False
+        self.is_completed = False
         # Where the call that is beginning goes on.
         self._start = _START
         self._first_epoch, self._end_epoch = 0, 0
@@ -69,9 +72,37 @@ class FitPosition:
         self.reads_checkpoint = any(
             hasattr(one, "resumed_epoch") for one in callbacks
         )
+        self._find_start(number)
+
+    def look_again(self, number):
+        """Called when BackupAndRestore has read its file, or found none.
+
+        The chief may have ended the call and deleted it since `watch`.
+
+        Args:
+          number: The call's number.
+
+        Returns:
+          Whether the others have ended the call since.
+        """
+        if self.is_over:
+            return False
+        self._find_start(number)
+        if not self.is_over:
+            return False
+        self._first_call = None
+        return True
+
+    def _find_start(self, number):
         start = self._find(number)
+        self.is_completed = (
+            start != fit_progress.OVER and self._turns.has_completed(number)
+        )
         reads = self.reads_backup or self.reads_checkpoint
-        if start == fit_progress.OVER or not reads:
+        if self.is_completed:
+            # What is left are the callbacks at its end.
+            self._start = self._end_epoch, 0
+        elif start == fit_progress.OVER or not reads:
             self._start = start
         # Else the callback sees to where `fit` goes on. Of a call that is over
         # it may have deleted what it wrote.
@@ -174,6 +205,18 @@ class FitPosition:
                 f"has resumed from it with epoch {chiefs + 1}, and this worker "
                 f"begins with epoch {first + 1}."
             )
+
+    def end_without_step(self, fit):
+        """Tells that a call that a callback has resumed at its end is over.
+
+        Args:
+          fit: The `FitCall`.
+        """
+        self._fits.tell(
+            reached=fit_progress.ended(fit.number),
+            completed=fit.number,
+            first_epoch=private_keras.epoch_set_on(fit.model) or 0,
+        )
 
     def begin_epoch(self, epoch):
         """Called when an epoch begins, perhaps the first one."""

@@ -130,6 +130,19 @@ class FitTurns:
             places.append(_place_of(former, number))
         return max(places, default=(0, 0))
 
+    def has_completed(self, number):
+        """Whether this worker's former process has made all of a call.
+
+        Args:
+          number: The call's number.
+        """
+        former = self._membership.former
+        return (
+            former is not None
+            and former.state is not _NEVER_SEEN
+            and former.word.completed >= number
+        )
+
     def count_along(self, number):
         """Counts this worker's ends of training and barriers as others; once.
 
