@@ -193,6 +193,38 @@ def test_a_graph_begins_again_with_seeds_of_its_own(make):
     assert [int(x) for x in made_of(graph, dataset)] == second
 
 
+def test_resources_of_functions_are_found_in_a_graph():
+    first, other = tf.Variable(1), tf.Variable(2)
+    dataset = (
+        Dataset.range(2)
+        .map(lambda x: x + tf.cast(first, tf.int64))
+        .filter(lambda x: x > tf.cast(other, tf.int64))
+    )
+    graph = graph_of(dataset)
+    shared, has_copies = private_pipelines.shared_inputs(dataset, graph)
+    assert not has_copies
+    for variable in (first, other):
+        assert any(one is variable.handle for one in shared.values())
+    names = {node.name for node in graph.node}
+    assert len(shared) == 2 and shared.keys() <= names
+    # A state comes before what a function reads.
+    scanned = dataset.scan(other, lambda state, x: (state, x))
+    scanned = scanned.scan(0, lambda state, x: (state + first, x))
+    assert private_pipelines.shared_inputs(scanned, graph_of(scanned))[1]
+
+
+def test_functions_of_a_graph_get_other_names_throughout():
+    dataset = Dataset.range(2).flat_map(
+        lambda x: Dataset.range(x).map(lambda y: y + 1)
+    )
+    graph = graph_of(dataset)
+    before = {function.signature.name for function in graph.library.function}
+    private_pipelines.rename_functions(graph)
+    after = {function.signature.name for function in graph.library.function}
+    assert not before & after
+    assert [int(x) for x in made_of(graph, dataset)] == [1]
+
+
 def test_nothing_of_a_graph_is_hasty_that_is_put_in_order():
     dataset = Dataset.range(2).map(
         lambda x: x, num_parallel_calls=2, deterministic=False

@@ -100,6 +100,19 @@ _DRAWING = {
     "ShuffleDatasetV3": (4, (2, 3)),
 }
 _SEED_BITS = 63
+# Operations whose function gets, after the element, what their inputs after the
+# first are; and the name of that function.
+_WITH_CAPTURED_INPUTS = {
+    "FilterDataset": "predicate",
+    "FlatMapDataset": "f",
+    "InterleaveDataset": "f",
+    "MapAndBatchDataset": "f",
+    "MapDataset": "f",
+    "ParallelFilterDataset": "predicate",
+    "ParallelInterleaveDatasetV4": "f",
+    "ParallelMapDatasetV2": "f",
+    "TakeWhileDataset": "predicate",
+}
 
 
 def _parts(dataset):
@@ -377,6 +390,58 @@ def begin_again(graph, number):
             _renew(nodes[inputs[2]])
         if node.op in _DRAWING or drawing.intersection(inputs):
             drawing.add(node.name)
+
+
+def shared_inputs(dataset, graph):
+    """Finds what functions of a data set read: variables, tables.
+
+    Its graph has copies of them, with the values of now.
+
+    Args:
+      dataset: The `tf.data.Dataset`.
+      graph: Its `GraphDef`.
+
+    Returns:
+      A dict of the name of a copy in the graph to the resource, a tensor; and
+      whether the graph has copies of other variables, of functions that get
+      more than elements.
+    """
+    captured = {
+        tf.compat.as_str(wrapped.function.name): wrapped.function
+        for stage in _stages(dataset)
+        for wrapped in stage._functions()
+    }
+    found = {}
+    for node in graph.node:
+        if node.op in _WITH_CAPTURED_INPUTS:
+            name = node.attr[_WITH_CAPTURED_INPUTS[node.op]].func.name
+            function = captured.get(name)
+            resources = function.captured_inputs if function else ()
+            for copy, resource in zip(node.input[1:], resources, strict=False):
+                if resource.dtype == tf.resource:
+                    found[copy] = resource
+    handles = {node.name for node in graph.node if node.op == "VarHandleOp"}
+    for node in graph.node:
+        if node.name in found:
+            handles -= {node.name, *node.input}
+    return found, bool(handles)
+
+
+def rename_functions(graph):
+    """Gives the functions of a graph new names, as others may have theirs.
+
+    Args:
+      graph: A `GraphDef`, which is changed.
+    """
+    suffix = f"_{uuid.uuid4().hex}"
+    for node in _nodes_of(graph):
+        for value in node.attr.values():
+            if value.func.name:
+                value.func.name += suffix
+            for function in value.list.func:
+                function.name += suffix
+    for function in graph.library.function:
+        function.signature.name += suffix
 
 
 def put_in_order(graph):

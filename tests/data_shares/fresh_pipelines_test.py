@@ -265,3 +265,68 @@ def test_a_split_that_a_cache_is_to_hold_is_told(
         lambda request, number: 1,
     )
     assert len(warnings) == warns
+
+
+FACTOR_STAGES = {
+    "map": lambda data, factor: data.map(lambda x: x * factor),
+    "parallel map": lambda data, factor: data.map(
+        lambda x: x * factor, num_parallel_calls=2
+    ),
+    "map and batch": lambda data, factor: (
+        data.map(lambda x: x * factor).batch(3).unbatch()
+    ),
+    "flat_map": lambda data, factor: data.flat_map(
+        lambda x: (
+            tf.data.Dataset.from_tensors(x)
+            .shuffle(2, seed=1)
+            .map(lambda y: y * factor)
+        )
+    ),
+    "interleave": lambda data, factor: data.interleave(
+        lambda x: tf.data.Dataset.from_tensors(x * factor),
+        num_parallel_calls=2,
+    ),
+    "filter": lambda data, factor: data.filter(lambda x: x * factor > -1.0),
+}
+
+
+@pytest.mark.parametrize("in_order", nightly.also([False], [True]))
+@pytest.mark.parametrize("kind", FACTOR_STAGES)
+def test_a_shuffled_pipeline_reads_a_variable_as_it_is_now(
+    caplog, kind, in_order
+):
+    """A callback may set it, as for a curriculum."""
+    factor = tf.Variable(1.0, dtype=tf.float64)
+    data = powers().shuffle(ELEMENTS, seed=1)
+    data = FACTOR_STAGES[kind](data, factor).shuffle(3, seed=2)
+    fresh = fresh_pipelines.begun_again(data, 1, in_order)
+    assert sorted(float(x) for x in fresh) == ALL
+    factor.assign(-2.0)
+    again = fresh_pipelines.begun_again(data, 2, in_order)
+    expected = [] if kind == "filter" else [-2.0 * x for x in reversed(ALL)]
+    for made in (fresh, again):
+        assert sorted(float(x) for x in made) == expected
+    assert "tf.Variable" not in caplog.text
+
+
+def test_a_copy_of_a_variable_is_warned_of(caplog):
+    start = tf.Variable(1.0, dtype=tf.float64)
+    data = powers().shuffle(ELEMENTS, seed=1)
+    data = data.scan(tf.zeros([]), lambda state, x: (state, x * start))
+    fresh = fresh_pipelines.begun_again(data, 1, False)
+    assert "other than map, filter" in caplog.text
+    start.assign(2.0)
+    assert sorted(float(x) for x in fresh) == ALL
+
+
+def test_random_layers_in_a_pipeline_go_on_from_one_fit_to_the_next():
+    """Their state is a variable; a copy of it would begin again."""
+    layer = keras.layers.RandomBrightness(0.5, seed=1)
+    images = tf.data.Dataset.from_tensors(tf.ones([2, 2, 3]))
+    data = images.repeat(2).shuffle(2, seed=1)
+    data = data.map(lambda x: layer(x, training=True))
+    both = [
+        [float(tf.reduce_sum(x)) for x in share_of(data, 0, call)]
+        for call in (1, 2)
+    ]
+    assert both[0] != both[1]

@@ -72,12 +72,21 @@ def begun_again(dataset, number, in_order):
         private_pipelines.begin_again(graph, number)
         if in_order:
             private_pipelines.put_in_order(graph)
-        copy = tf.raw_ops.DatasetFromGraph(graph_def=graph.SerializeToString())
+        shared, has_copies = private_pipelines.shared_inputs(dataset, graph)
+        if has_copies:
+            logging.warning(
+                "A stage of the data set other than map, filter, flat_map, "
+                "interleave and take_while reads a tf.Variable. `fit` trains "
+                "on a copy of the pipeline, which has the values of now: what "
+                "a callback assigns does not reach it."
+            )
+        make = _variant_of(graph, shared)
+        copy = make()
     fresh = tf.data.experimental.from_variant(
         copy, structure=dataset.element_spec
     )
-    # Python functions of the pipeline live as long as what they were made for.
-    fresh.made_of = dataset
+    # Functions of the pipeline live as long as what they were made for.
+    fresh.made_of = dataset, make
     fresh = fresh.with_options(dataset.options())
     if not in_order:
         return fresh
@@ -86,3 +95,30 @@ def begun_again(dataset, number, in_order):
     # TensorFlow warns of each change of an option.
     with quiet.quietly():
         return fresh.with_options(options)
+
+
+def _variant_of(graph, shared):
+    """Returns a function that makes the data set of a graph, a tensor.
+
+    Args:
+      graph: The `GraphDef`, which is changed.
+      shared: By name of a copy in the graph, the resource that it copies.
+    """
+    if not shared:
+        text = graph.SerializeToString()
+        return lambda: tf.raw_ops.DatasetFromGraph(graph_def=text)
+    private_pipelines.rename_functions(graph)
+    (result,) = [node for node in graph.node if node.op == "_Retval"]
+    graph.node.remove(result)
+
+    def load():
+        (variant,) = tf.graph_util.import_graph_def(
+            graph,
+            input_map={
+                name: tf.identity(resource) for name, resource in shared.items()
+            },
+            return_elements=[f"{result.input[0]}:0"],
+        )
+        return variant
+
+    return tf.compat.v1.wrap_function(load, [])
