@@ -131,7 +131,7 @@ class Chief:
         names = ("variables", "settings", "untrained", "batches", "data")
         description = dict.fromkeys(names, "")
         return self.coordinator.begin(
-            fit, description, self.portions.values(), None, counted
+            fit, description, 0, self.portions.values(), None, counted
         )
 
     def go_on(self):

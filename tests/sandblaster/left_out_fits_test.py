@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 from tests.sandblaster import ending_tasks
 from tests.sandblaster import tasks
 from tests.sandblaster.fits import fit
@@ -114,6 +115,29 @@ def test_a_restarted_chief_with_a_backup_leaves_no_iteration_out(
     restart(alone)
     found = losses(backup)
     assert found == losses()[3:]
+
+
+@pytest.mark.parametrize("has_file", nightly.also([True], [False]))
+def test_a_chief_killed_in_a_resumed_run_makes_as_many_iterations(
+    alone, tmp_path, has_file
+):
+    """On new servers, the run goes on from the file of two epochs."""
+
+    def losses(strategy, *callbacks):
+        model = tasks.make_model(strategy)
+        logs = fit(model, 6, callbacks=list(callbacks)).history
+        return logs["loss"]
+
+    backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+    with pytest.raises(KeyboardInterrupt):
+        losses(tfdist.SandblasterStrategy(), backup, Stops(1))
+    with pytest.raises(KeyboardInterrupt):
+        losses(alone, backup, Stops(3))
+    restart(alone)
+    again = losses(alone, *[backup] * has_file)
+    # Without a file, it shows its last iteration once more.
+    assert len(again) == (2 if has_file else 3)
+    assert alone._training.board.read()["done"] == 4
 
 
 def test_a_restarted_chief_stops_where_the_process_before_has_stopped(alone):

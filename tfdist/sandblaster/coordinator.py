@@ -29,7 +29,8 @@ class Coordinator:
 
     Args:
       board: The `SharedRecord` of `PortionWorker`; also with `fit`, the number
-        of the call of `fit`, and `done`, the number of its iterations.
+        of the call of `fit`, `first`, the epoch with which it began, and
+        `done`, the number of its iterations.
       progress: The `SharedRecord` of the minimization itself.
       held: What the servers hold of the model, an `_OnServers`: its `shards`,
         `minimizer` and `stored`.
@@ -64,6 +65,7 @@ class Coordinator:
         # are known here, with these.
         self._noted = None
         self._retained = None
+        self._first = None
         self.has_begun = self.has_ended = False
 
     @property
@@ -71,12 +73,13 @@ class Coordinator:
         """The parameters after the last iteration, a tensor."""
         return self._retained[1]
 
-    def begin(self, fit, description, values, loaded, counted):
+    def begin(self, fit, description, first, values, loaded, counted):
         """Begins a call of `fit`, or goes on with one.
 
         Args:
           fit: Number of the call.
           description: Dict that other workers compare theirs with.
+          first: The epoch with which the call began.
           values: The model's parameters, a tensor.
           loaded: What was loaded with the model, see `saved_memory`, or None.
           counted: Iterations that its optimizer has counted, an int.
@@ -84,6 +87,7 @@ class Coordinator:
         Returns:
           Whether it goes on with what another process of the chief began.
         """
+        self._first = first
         whole = self._fence.begin()
         before = self._progress.change(self._take_over)
         self._snapshots.slot = before.get("slot")
@@ -226,6 +230,7 @@ class Coordinator:
         self._evaluation.adopt(record["result"])
         self._noted = {
             **{name: record[name] for name in _NOTED},
+            "first": self._first,
             "slot": self._snapshots.slot,
             "term": self._fence.term,
         }
@@ -246,7 +251,7 @@ class Coordinator:
             evaluation_lib.close(board, record["done"])
             # No ticket of another term has this number.
             board["next_ticket"] = self._fence.term * fence.TICKETS
-            board.update(fit=record["fit"], ended=False)
+            board.update(fit=record["fit"], first=self._first, ended=False)
 
         self._board.change(begin)
         self._fence.settle()

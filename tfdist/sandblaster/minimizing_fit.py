@@ -46,7 +46,7 @@ class MinimizingFit:
         self._kept = None
         # Iterations that this worker has seen.
         self._seen = 0
-        # The user's first epoch, if the call goes on after others.
+        # The epoch with which the call began, in whichever process.
         self._first_epoch = None
         # The model whose initial epoch was set here, as long as it is.
         self._set_on = lambda: None
@@ -68,19 +68,21 @@ class MinimizingFit:
         has_none = self.is_past or self.running.has_ended
         return has_none or self._description is not None
 
-    def go_on(self, frame, done, is_from_snapshot):
+    def go_on(self, frame, board, is_from_snapshot):
         """Leaves out epochs: this process was started again.
 
         The last iteration that was made is shown once more.
 
         Args:
           frame: The frame of `fit`.
-          done: Number of iterations that were made.
-          is_from_snapshot: Whether a snapshot says so.
+          board: Dict with `done`, the number of iterations that were made, and
+            `first`, which records of earlier versions lack.
+          is_from_snapshot: Whether it is that of a snapshot.
         """
         self._needs_snapshot = is_from_snapshot
-        self._first_epoch = private_keras_calls.initial_epoch_of(frame)
-        self._begin_with(self._first_epoch + done - 1)
+        initial = private_keras_calls.initial_epoch_of(frame)
+        self._first_epoch = board.get("first", initial)
+        self._begin_with(self._first_epoch + board["done"] - 1)
 
     def _begin_with(self, epoch):
         private_keras.set_initial_epoch(self._model, epoch)
@@ -110,12 +112,13 @@ class MinimizingFit:
         if self.is_past or not private_keras_calls.is_first_step_of_epoch():
             raise StopIteration
         if self._worker is None:
-            if self._first_epoch is not None:
-                # BackupAndRestore may have chosen another epoch.
-                epoch = private_keras_calls.epoch_of(
-                    private_keras_calls.fit_under_way()
-                )
-                self._seen = epoch - self._first_epoch
+            # BackupAndRestore may have chosen another epoch.
+            epoch = private_keras_calls.epoch_of(
+                private_keras_calls.fit_under_way()
+            )
+            if self._first_epoch is None:
+                self._first_epoch = epoch
+            self._seen = epoch - self._first_epoch
             self._begin(iterator)
         self._check_parameters()
         result = self._iterate()
@@ -240,6 +243,7 @@ class MinimizingFit:
             goes_on = self._coordinator.begin(
                 self._number,
                 self._description,
+                self._first_epoch,
                 self._gradients.values(),
                 loaded,
                 int(self._model.optimizer.iterations),

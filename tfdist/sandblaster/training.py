@@ -126,7 +126,7 @@ class SandblasterTraining:
         if self._fit is None or self._fit.is_call:
             number += 1
         board, is_from_snapshot = self.over_losses(self._known)
-        fit, done = board.get("fit", -1), board.get("done", 0)
+        fit = board.get("fit", -1)
         is_past = fit > number
         if not self._config.is_chief:
             # While it reads its data, too, the chief waits for it.
@@ -140,8 +140,8 @@ class SandblasterTraining:
             self, number, frame, running, is_past
         )
         self._number = number
-        if fit == number and done:
-            self._fit.go_on(frame, done, is_from_snapshot)
+        if fit == number and board.get("done"):
+            self._fit.go_on(frame, board, is_from_snapshot)
         return number
 
     @property
