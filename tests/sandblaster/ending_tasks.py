@@ -94,6 +94,35 @@ def set_at_end(epochs):
     handshake.report(fits=found)
 
 
+def back_up(epochs):
+    """A call with a backup; the chief waits in the callbacks of its last epoch.
+
+    Then it sets weights, which the others have to take.
+
+    Args:
+        epochs: of the call.
+    """
+    strategy, model = make()
+
+    def hold(epoch, logs):
+        if epoch + 1 == epochs:
+            print("holding", flush=True)
+            handshake.wait_for("go on")
+
+    callbacks = [
+        keras.callbacks.BackupAndRestore("backup"),
+        keras.callbacks.LambdaCallback(
+            on_train_begin=lambda logs: print("has read", flush=True)
+        ),
+    ]
+    if strategy.cluster.is_chief:
+        callbacks.append(keras.callbacks.LambdaCallback(on_epoch_end=hold))
+        callbacks.append(SetsAtEnd())
+    fit(model, epochs, callbacks=callbacks)
+    strategy.barrier()
+    handshake.report(weights=tasks.weights_of(model))
+
+
 def save_before_fit(directory):
     """Saves a model that was never in a step; then all load it.
 

@@ -55,6 +55,22 @@ def test_all_have_the_weights_that_the_chief_sets_at_the_end(cluster):
         assert theirs == mine
 
 
+def test_a_worker_that_returns_after_the_last_backup_ends_with_the_chief(
+    cluster,
+):
+    made = cluster(num_ps=1, num_workers=2)
+    made.start_servers()
+    task = f"{MODULE}:back_up"
+    chief, victim = made.start_workers(task, epochs=3)
+    chief.expect("holding")
+    victim.kill()
+    again = made.start("worker", 1, task, epochs=3)
+    again.expect("has read")
+    made.tell("go on")
+    made.finish()
+    assert again.report()["weights"] == chief.report()["weights"]
+
+
 def test_only_the_chief_saves_a_model_before_fit(cluster, tmp_path):
     directory = tmp_path / "saved"
     directory.mkdir()

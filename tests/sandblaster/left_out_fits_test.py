@@ -149,6 +149,37 @@ def test_a_restarted_chief_stops_where_the_process_before_has_stopped(alone):
     assert fit(tasks.make_model(alone), 9).history["loss"] == losses[2:]
 
 
+def test_a_chief_killed_after_the_last_backup_ends_the_call(alone, tmp_path):
+    """The others wait for its end, which it tells them after a step."""
+    backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+    with pytest.raises(KeyboardInterrupt):
+        fit(tasks.make_model(alone), 2, callbacks=[backup, Stops(1)])
+    restart(alone)
+    last = alone.iterations[-1]["value"]
+    logs = fit(tasks.make_model(alone), 2, callbacks=[backup]).history
+    assert logs["loss"] == [pytest.approx(last)]
+    board = alone._training.board.read()
+    assert (board["done"], board["ended"]) == (2, True)
+
+
+@pytest.mark.nightly
+def test_a_call_that_is_left_out_has_no_epoch_after_those_of_a_file(
+    alone, tmp_path
+):
+    """A callback had stopped it before its last epoch."""
+    backup = keras.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)
+    stops = ending_tasks.StopsAfter(1)
+    fit(tasks.make_model(alone), 3, callbacks=[backup, stops])
+    file = tmp_path / "training_metadata.json"
+    before = file.read_text()
+    again = tasks.make_model(alone)
+    with later_call_under_way(alone):
+        assert not fit(again, 3, callbacks=[backup]).history
+    assert file.read_text() == before
+    # The next call begins where the user says.
+    assert len(fit(again, 2).history["loss"]) == 2
+
+
 @pytest.mark.nightly
 def test_a_restarted_chief_logs_what_the_train_step_returns(alone):
     """It shows the last iteration again, of which it computes no portion."""

@@ -100,14 +100,14 @@ def see_backups(callbacks):
 
 
 def see_ends(callbacks):
-    """Has each BackupAndRestore of a call of `fit` tell of the call's end.
+    """Has each BackupAndRestore end a call of `fit` as the servers know it.
 
     Args:
       callbacks: As `fit` has got them.
     """
     for callback in own_callbacks.listed(callbacks):
         if isinstance(callback, keras.callbacks.BackupAndRestore):
-            dynamic_subclasses.specialize(callback, TellsOfTheEnd)
+            dynamic_subclasses.specialize(callback, GoesOnWithServers)
 
 
 class TellsOfTheEnd:
@@ -131,6 +131,24 @@ class TellsOfTheEnd:
 
     def _before_deleting(self):
         """Called when training ends."""
+
+
+class GoesOnWithServers(TellsOfTheEnd):
+    """A mixin: a `BackupAndRestore` of a call whose epochs servers may know.
+
+    If all epochs are made, the task shows the last one again: in its step, it
+    joins the others, with which it ends the call. If the others have ended the
+    call, no epoch is left, whatever the file says.
+    """
+
+    def on_train_begin(self, logs=None):
+        """As Keras's; the end is where the servers say."""
+        known = private_keras.epoch_set_on(self.model)
+        super().on_train_begin(logs)
+        found = private_keras.epoch_set_on(self.model)
+        epochs = (self.params or {}).get("epochs")
+        if None not in (known, epochs) and max(known, found) >= epochs:
+            private_keras.set_initial_epoch(self.model, known)
 
 
 class RestoresUnbuilt(TellsOfTheEnd):
