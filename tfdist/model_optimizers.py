@@ -1,5 +1,6 @@
 """Optimizers of a Keras model, which may have several."""
 
+import collections
 import json
 
 import keras
@@ -42,6 +43,29 @@ def update_rules_of(model):
       model: A `keras.Model`.
     """
     return [one for one in optimizers_of(model) if _wrapped_by(one) is None]
+
+
+def slots_of(optimizer):
+    """Returns (slot, variable) of all that an optimizer keeps for variables.
+
+    Only names tell which slot belongs to which variable. Two variables of one
+    path have slots of one name, which Keras makes in the variables' order.
+
+    Args:
+      optimizer: A Keras optimizer that is no wrapper; if it is not built, the
+        list is empty.
+    """
+    trained = collections.defaultdict(list)
+    for variable in private_keras.trained_by(optimizer):
+        trained[variable.path.replace("/", "_")].append(variable)
+    slots, seen = [], collections.Counter()
+    for slot in optimizer.variables:
+        paths = [path for path in trained if slot.name.startswith(f"{path}_")]
+        if paths:
+            owners = trained[max(paths, key=len)]
+            slots.append((slot, owners[seen[slot.name] % len(owners)]))
+            seen[slot.name] += 1
+    return slots
 
 
 def others_of(model):

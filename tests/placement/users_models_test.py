@@ -48,6 +48,30 @@ def test_an_unbuilt_subclassed_model(first):
         assert np.abs(model.a.kernel.numpy() - before).max() > 0
 
 
+def block(name):
+    inputs = keras.Input((8,))
+    outputs = keras.layers.Dense(8, name="d")(inputs)
+    return keras.Model(inputs, outputs, name=name)
+
+
+def test_slots_of_layers_with_one_name_are_with_their_layers():
+    """Variables of blocks made by one function have the same paths."""
+    inputs = keras.Input((8,))
+    blocks = [block("a"), block("b")]
+    model = keras.Model(inputs, blocks[1](blocks[0](inputs)))
+    placement.place(model, {"a": "CPU:1", "b": "CPU:2"})
+    model.compile("adam", "mse")
+    x = np.ones((8, 8), "float32")
+    model.fit(x, x, epochs=2, validation_data=(x, x), verbose=0)
+    slots = [v.value.device[-5:] for v in model.optimizer.variables[2:]]
+    assert slots == 4 * ["CPU:1"] + 4 * ["CPU:2"]
+    rows = {row.path: row for row in placement.report(model, (x, x)).rows}
+    for part in blocks:
+        row = rows[f"{part.name}/d"]
+        # Weights, both of Adam's slots, and what the backward pass keeps.
+        assert row.memory >= 3 * 4 * row.parameters
+
+
 @pytest.mark.nightly
 def test_a_part_that_is_placed_later_trains_on():
     inner = keras.Sequential([keras.layers.Dense(4, name="in")], name="inner")

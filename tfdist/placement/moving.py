@@ -21,9 +21,8 @@ def settle(model):
     homes = _homes(model_parts)
     for variable, device in _moves(model_parts, homes):
         private_keras.move_variable(variable, device)
-    for optimizer in model_optimizers.optimizers_of(model):
-        if optimizer.built:
-            _settle_slots(optimizer, model.trainable_variables)
+    for optimizer in model_optimizers.update_rules_of(model):
+        _settle_slots(optimizer)
 
 
 def check(model, chosen):
@@ -105,19 +104,12 @@ def _is_in_a_part(part, claims):
     )
 
 
-def _settle_slots(optimizer, variables):
+def _settle_slots(optimizer):
     """Moves what an optimizer keeps for variables to where they are."""
-    homes = {
-        variable.path.replace("/", "_"): getattr(variable.value, "device", "")
-        for variable in variables
-    }
-    for slot in optimizer.variables:
-        names = [name for name in homes if slot.name.startswith(f"{name}_")]
+    for slot, variable in model_optimizers.slots_of(optimizer):
+        home = getattr(variable.value, "device", "")
         # A parameter server's slots are beside what they belong to.
-        if not names or hasattr(slot.value, "move_replica"):
-            continue
-        home = homes[max(names, key=len)]
-        if not home:
+        if not home or hasattr(slot.value, "move_replica"):
             continue
         home = devices.of_variable(home, tf.as_dtype(slot.dtype))
         if slot.value.device != home:

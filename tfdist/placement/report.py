@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import checks
+from tfdist import model_optimizers
 from tfdist import private_keras
 from tfdist.placement import devices as devices_lib
 from tfdist.placement import layers
@@ -346,16 +347,10 @@ def _own_variables(layer):
 
 
 def _slot_bytes(model):
-    """Bytes that the optimizer keeps, by the id of the variable it is for."""
-    optimizer = getattr(model, "optimizer", None)
+    """Bytes that optimizers keep, by the id of the variable they are for."""
     kept = collections.Counter()
-    for slot in optimizer.variables if optimizer is not None else ():
-        owners = [
-            variable
-            for variable in model.trainable_variables
-            if slot.name.startswith(variable.path.replace("/", "_") + "_")
-        ]
-        if owners:
-            owner = max(owners, key=lambda v: len(v.path))
-            kept[id(owner)] += _elements(slot) * tf.as_dtype(slot.dtype).size
+    for optimizer in model_optimizers.update_rules_of(model):
+        for slot, variable in model_optimizers.slots_of(optimizer):
+            size = tf.as_dtype(slot.dtype).size
+            kept[id(variable)] += _elements(slot) * size
     return kept
