@@ -158,6 +158,20 @@ def test_the_loss_has_a_metric_that_is_no_one_elses():
         private_keras.loss_tracker(object())
 
 
+def test_losses_of_outputs_have_metrics_of_their_own():
+    inputs = keras.Input((1,))
+    outputs = [keras.layers.Dense(1, name=name)(inputs) for name in "ab"]
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", ["mse", "mse"])
+    assert private_keras.output_loss_trackers(model) == []
+    model.evaluate(tf.ones((2, 1)), [tf.ones((2, 1))] * 2, verbose=0)
+    found = private_keras.output_loss_trackers(model)
+    assert [tracker.name for tracker in found] == ["a_loss", "b_loss"]
+    assert [float(tracker.count) for tracker in found] == [1.0, 1.0]
+    with pytest.raises(RuntimeError, match="_compile_loss"):
+        private_keras.output_loss_trackers(object())
+
+
 def test_gradients_are_reduced_where_ours_says():
     seen = []
 

@@ -245,6 +245,19 @@ def loss_tracker(model):
     return model._loss_tracker
 
 
+def output_loss_trackers(model):
+    """The metrics in which a Keras model keeps the loss of each output, a list.
+
+    Empty for one output, and before they are built. Among the public `metrics`
+    only names tell them from others.
+
+    Args:
+      model: A Keras model that is compiled with a loss.
+    """
+    require(model, "_compile_loss")
+    return list(model._compile_loss.metrics)
+
+
 def mask_of(output):
     """The mask that Keras hands on with a tensor, or None.
 

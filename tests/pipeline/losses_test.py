@@ -1,10 +1,12 @@
 """Losses that can, and that cannot, be computed for each micro-batch."""
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from tfdist.pipeline import losses
+from tfdist.pipeline import pipelined
 
 
 def model_with(loss):
@@ -102,3 +104,37 @@ def test_losses_given_unknown_targets_are_refused_if_they_may_be_wrong(loss):
     losses.check_per_example({"late": "mse"}, y, {"early": y, "late": y})
     with pytest.raises(ValueError, match="may give one number"):
         losses.check_per_example({"late": loss}, y, {"early": y, "late": y})
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("run_eagerly", [True, False])
+def test_losses_of_outputs_shown_of_sums_are_those_of_the_batch(run_eagerly):
+    """Eagerly, Keras weights batches with their examples."""
+    x = np.arange(7.0)[:, None]
+    shown = []
+    for piped in (False, True):
+        inputs = keras.Input((1,))
+        hidden = keras.layers.Dense(
+            2, kernel_initializer="ones", kernel_regularizer="l2"
+        )(inputs)
+        outputs = [
+            keras.layers.Dense(1, kernel_initializer="ones", name=name)(hidden)
+            for name in "bc"
+        ]
+        model = keras.Model(inputs, outputs)
+        if piped:
+            pipelined.pipeline(
+                model, ["b"], micro_batches=2, schedule="pipedream_2bw"
+            )
+        loss = keras.losses.MeanSquaredError(reduction="sum")
+        model.compile(
+            keras.optimizers.SGD(0.0),
+            [loss, loss],
+            loss_weights=[1.0, 0.5],
+            run_eagerly=run_eagerly or not piped,
+        )
+        history = model.fit(x, [x, -x], 4, 2, verbose=0, shuffle=False).history
+        shown.append(history)
+    assert shown[0].keys() == shown[1].keys() == {"loss", "b_loss", "c_loss"}
+    for name, expected in shown[0].items():
+        assert shown[1][name] == pytest.approx(expected, rel=1e-9), name

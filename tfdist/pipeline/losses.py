@@ -67,6 +67,39 @@ def compute_of_outputs(model, y, y_pred, sample_weight):
 
 
 @contextlib.contextmanager
+def shown_of_batch(model, count, share):
+    """Within it, losses of several outputs are sums over a part of a batch.
+
+    Keras shows the mean of such values. Those that are shown after it are
+    weighted with examples, and have the batch's sum as mean, as `loss` has.
+
+    Args:
+      model: A compiled `keras.Model`.
+      count: Number of the part's examples, an integer tensor [].
+      share: Which part of the batch's examples they are, a float tensor [].
+    """
+    mapping = [
+        (variable, tf.zeros([], variable.dtype))
+        for tracker in private_keras.output_loss_trackers(model)
+        for variable in (tracker.total, tracker.count)
+    ]
+    # Keras looks for what regularizers are given in the scope alone.
+    mapping += [(weight, weight.value) for weight in model.trainable_weights]
+    scope = keras.StatelessScope(mapping)
+    with scope:
+        yield
+    # Keras may have made them meanwhile.
+    for tracker in private_keras.output_loss_trackers(model):
+        total, weight = map(
+            scope.get_current_value, (tracker.total, tracker.count)
+        )
+        examples = tf.cast(count, total.dtype)
+        of_batch = total / weight / tf.cast(share, total.dtype)
+        tracker.total.assign_add(of_batch * examples)
+        tracker.count.assign_add(examples)
+
+
+@contextlib.contextmanager
 def _constant_regularizers(weights, tape):
     """Within it, no gradient passes through what regularizers compute.
 

@@ -1,5 +1,6 @@
 """The forward and backward tasks of stages that update one by one."""
 
+import contextlib
 import dataclasses
 
 import keras
@@ -221,17 +222,20 @@ class StageTasks:
         )
         if self.rule.accumulates:
             losses.check(model, y, y_pred)
-        loss, penalties = losses.compute_of_outputs(
-            model, y, y_pred, sample_weight
-        )
-        share = tf.cast(given["share",][0], loss.dtype)
+        count, share = given["count",][0], given["share",][0]
+        of_batch = losses.shown_of_batch(model, count, share)
+        with contextlib.nullcontext() if self._mean else of_batch:
+            loss, penalties = losses.compute_of_outputs(
+                model, y, y_pred, sample_weight
+            )
+        share = tf.cast(share, loss.dtype)
         shown = loss
         if not self._mean:
             # Weighted with examples, such values have the batch's sum as mean.
             fixed = tf.add_n([tf.zeros_like(loss), *penalties])
             shown = (loss - fixed) / share + fixed
         tracker = private_keras.loss_tracker(model)
-        tracker.update_state(shown, sample_weight=given["count",][0])
+        tracker.update_state(shown, sample_weight=count)
         model.compute_metrics(None, y, y_pred, sample_weight)
         # Of a mean over the examples of an update this is the unit's part.
         targets = [loss * share if self._mean else loss]
