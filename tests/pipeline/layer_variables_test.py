@@ -4,6 +4,7 @@ import keras
 from keras import layers
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests import nightly
 from tests.pipeline import models
@@ -146,3 +147,56 @@ def test_metrics_of_a_layer_of_several_stages_are_refused():
     model.compile("sgd", "mse", run_eagerly=True)
     with pytest.raises(ValueError, match="stages 0 and 1 share"):
         model.train_on_batch(*data(4))
+
+
+class Traced(layers.Dense):
+    """Has a `tf.function` that the pipeline traces first."""
+
+    @tf.function
+    def call(self, x):
+        """As Dense."""
+        return super().call(x)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "pipedream"])
+def test_functions_of_layers_of_eager_stages_see_the_weights_of_now(schedule):
+    trained = []
+    for layer in (layers.Dense, Traced):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential(
+            [keras.Input((4,)), layer(5, name="a"), layers.Dense(3, name="b")]
+        )
+        pipeline(model, ["b"], micro_batches=2, schedule=schedule)
+        model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
+        model.fit(*data(6), batch_size=3, shuffle=False, verbose=0)
+        trained.append(model.get_weights())
+    assert not tf.config.functions_run_eagerly()
+    for one, two in zip(*trained, strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-6)
+
+
+class TracedBefore(layers.Layer):
+    """Has a `tf.function` that Keras traces when the model is made."""
+
+    def build(self, shape):
+        """Makes the weight."""
+        self.scale = self.add_weight(shape=shape[-1:])
+
+    @tf.function
+    def call(self, x):
+        """Scales the inputs."""
+        return self.scale * x
+
+
+def test_a_layer_whose_function_was_traced_before_is_refused():
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            TracedBefore(name="a"),
+            layers.Dense(3, name="b"),
+        ]
+    )
+    pipeline(model, ["b"], micro_batches=2)
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"\(a\) has a tf.function of its"):
+        model.fit(*data(6), verbose=0)

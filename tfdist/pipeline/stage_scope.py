@@ -1,6 +1,9 @@
 """The scope in which a stage computes with weights that it is given."""
 
+import contextlib
+
 import keras
+import tensorflow as tf
 
 from tfdist import private_tensorflow
 
@@ -29,3 +32,20 @@ class StageScope(keras.StatelessScope):
                 "weight to the function as an argument."
             )
         return super().get_current_value(variable)
+
+
+@contextlib.contextmanager
+def functions_as_python():
+    """Within it, an eager stage calls functions of layers without a trace.
+
+    A `tf.function` would keep the weights of its first trace for good.
+    """
+    if not tf.executing_eagerly():
+        yield
+        return
+    before = tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(True)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(before)

@@ -151,6 +151,7 @@ class Stage:
             # A layer may be on another device: that of a replica, or of the
             # stage that calls it first. It would go there by itself.
             placed.replica_on(device or self.device),
+            stage_scope.functions_as_python(),
             tf.GradientTape() as read,
             scope,
         ):
@@ -188,6 +189,14 @@ class Stage:
         # Placing a model makes other TensorFlow variables of Keras's.
         values = {id(variable.value) for variable in frozen}
         variables = [v for v in variables if id(v) not in values]
+        own = {id(variable.value) for variable in self.variables}
+        if any(id(variable) in own for variable in variables):
+            raise ValueError(
+                f"A layer of stage {self.index} ({', '.join(self.names)}) "
+                "has a tf.function of its own, which keeps the weights that it "
+                "was first traced with: leave out tf.function. Keras's "
+                "training step is one already."
+            )
         if variables:
             raise ValueError(
                 f"A layer of stage {self.index} ({', '.join(self.names)}) "
