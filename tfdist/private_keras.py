@@ -229,7 +229,7 @@ def has_step_of_its_own(optimizer):
       optimizer: A `keras.Optimizer`.
     """
     kind, base = type(optimizer), keras.optimizers.Optimizer
-    names = ("apply", "_backend_update_step")
+    names = ("apply", "apply_gradients", "_backend_update_step")
     return any(getattr(kind, name) is not getattr(base, name) for name in names)
 
 

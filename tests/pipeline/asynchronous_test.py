@@ -266,6 +266,16 @@ class Clipped(keras.optimizers.SGD):
         super().apply(grads, trainable_variables)
 
 
+class ClippedPairs(keras.optimizers.SGD):
+    """Looks at them where Keras's training step hands them over."""
+
+    def apply_gradients(self, grads_and_vars):
+        """Clips them by their norm."""
+        grads, variables = zip(*grads_and_vars, strict=True)
+        grads, _ = tf.clip_by_global_norm(grads, 1.0)
+        return super().apply_gradients(zip(grads, variables, strict=True))
+
+
 # Older versions of Keras do not have it.
 SEVERAL = [
     (
@@ -291,7 +301,8 @@ SEVERAL = [
             "smoothed gradient.*SGD with momentum=0.0",
         ),
         ({"optimizer": keras.optimizers.Nadam()}, "must not be Nadam"),
-        ({"optimizer": Clipped()}, "`apply` of its own.* optimizer=Clipped"),
+        ({"optimizer": Clipped()}, "`apply` or.* of its own.*=Clipped"),
+        ({"optimizer": ClippedPairs()}, "`apply_gradients` of its.*=Clipped"),
         *SEVERAL,
         (
             {"optimizer": keras.optimizers.SGD(global_clipnorm=1.0)},

@@ -54,9 +54,10 @@ def check(optimizer):
             )
     if private_keras.has_step_of_its_own(optimizer):
         raise ValueError(
-            "Argument `optimizer` must not have an `apply` of its own in a "
-            "pipeline without flushes, where stages update at different times: "
-            "it would be called for each stage's weights alone. Received: "
+            "Argument `optimizer` must not have an `apply` or "
+            "`apply_gradients` of its own in a pipeline without flushes, where "
+            "stages update at different times: each stage's weights would be "
+            "updated without those of the others. Received: "
             f"optimizer={name}"
         )
     for setting, neutral, reason in (
