@@ -428,10 +428,15 @@ def test_a_hidden_variable_is_not_asked_for_by_anybody():
 
 
 def test_a_variable_can_take_over_the_identity_of_another_one():
-    one, other = map(private_tensorflow.hidden_variable, (1.0, 2.0))
+    one = private_tensorflow.hidden_variable(1.0)
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    with strategy.scope():
+        other = tf.Variable(2.0)
     assert one._unique_id != other._unique_id
+    assert not strategy.extended.variable_created_in_scope(one)
     private_tensorflow.take_over_identity(one, other)
     assert one._unique_id == other._unique_id
+    assert strategy.extended.variable_created_in_scope(one)
 
 
 def test_branches_and_loops_are_told_from_functions():

@@ -409,9 +409,11 @@ def take_over_identity(variable, other):
     """Makes a `tf.Variable` pass for another one.
 
     Keras's optimizers know variables (their slots, exclusion from weight
-    decay) by this attribute, which has no public name.
+    decay) by the first attribute, and a strategy those of its scope by the
+    second; neither has a public name.
     """
     variable._unique_id = other._unique_id
+    variable._distribute_strategy = other._distribute_strategy
 
 
 def empty_variable(handle, dtype):

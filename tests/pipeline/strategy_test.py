@@ -286,6 +286,24 @@ def test_a_compiled_model_becomes_a_pipeline_outside_the_scope():
     assert model.optimizer.built
 
 
+def test_layers_of_a_pipeline_are_trained_in_another_one():
+    """As where a head is trained first, and then another one on its body."""
+    strategy = strategy_of(stages=2)
+    with strategy.scope():
+        first = strategy.pipeline(models.make("mlp"))
+        body = first.layers[:-1]
+        assert any(
+            weight.value.device.endswith("CPU:1")
+            for layer in body
+            for weight in layer.weights
+        )
+        model = keras.Sequential(
+            [keras.Input((4,)), *body, layers.Dense(3, name="new")]
+        )
+        compiled(strategy.pipeline(model))
+    model.train_on_batch(*data(8))
+
+
 def test_a_model_whose_pipeline_is_refused_is_left_as_it_was():
     model = models.make("mlp")
     model.compile("nadam", LOSS, run_eagerly=True)
