@@ -17,10 +17,15 @@ DEVICES = ["CPU:0", "CPU:1", "CPU:2"]
 SCHEDULES = schedules.SYNCHRONOUS
 
 
-def graph_of(schedule, micro_batches, model=None, **options):
-    """(graph, model) of a step of the convnet, or of a model as it is."""
+def graph_of(schedule, micro_batches, model=None, frozen=None, **options):
+    """(graph, model) of a step of the convnet, or of a model as it is.
+
+    Of the convnet, the layer that is called `frozen` is not trained.
+    """
     if model is None:
         model = models.make("convnet")
+        if frozen:
+            model.get_layer(frozen).trainable = False
         pipeline(
             model,
             ["c", "e"],
@@ -70,7 +75,9 @@ def descendants(operations):
 @pytest.fixture(scope="module")
 def graphs():
     """Makes `graph_of` a schedule and five micro-batches, once for each."""
-    return functools.cache(lambda schedule: graph_of(schedule, 5))
+    return functools.cache(
+        lambda schedule, frozen=None: graph_of(schedule, 5, frozen=frozen)
+    )
 
 
 @pytest.fixture(params=SCHEDULES)
@@ -78,9 +85,17 @@ def traced(request, graphs):
     return request.param, *graphs(request.param)
 
 
-def test_stages_hold_no_more_activations_than_the_schedule_says(traced):
+@pytest.fixture(params=itertools.product(SCHEDULES, (None, "a")))
+def ordered(request, graphs):
+    """Also a first stage of which no backward has anything to do."""
+    schedule, frozen = request.param
+    graph, _ = graphs(schedule, frozen)
+    return schedule, graph
+
+
+def test_stages_hold_no_more_activations_than_the_schedule_says(ordered):
     """A forward that descends from a backward begins after its end."""
-    schedule, graph, _ = traced
+    schedule, graph = ordered
     operations = operations_of(graph)
     ended = {
         key: descendants([op for op in ops if op.name.endswith("/end")])
@@ -104,8 +119,8 @@ def test_stages_hold_no_more_activations_than_the_schedule_says(traced):
     assert held == ([5, 5, 5] if schedule == "gpipe" else [3, 2, 1])
 
 
-def test_a_stage_does_one_task_at_a_time(traced):
-    schedule, graph, _ = traced
+def test_a_stage_does_one_task_at_a_time(ordered):
+    schedule, graph = ordered
     operations = operations_of(graph)
     for tasks in schedules.make(schedule, 3, 5).stages:
         tasks = [tuple(task) for task in tasks if task.kind != "update"]

@@ -112,7 +112,7 @@ class SynchronousStep:
         """On its device and after the task before it.
 
         Yields:
-          A list for the tensors with which it ends.
+          A list for the tensors or operations with which it ends.
         """
         results = []
         after = [self._ends[before]] if before in self._ends else []
@@ -123,7 +123,7 @@ class SynchronousStep:
             with tf.control_dependencies(after):
                 yield results
             if not tf.executing_eagerly():
-                with tf.control_dependencies(results):
+                with tf.control_dependencies([*after, *results]):
                     self._ends[task] = tf.no_op("end")
 
     def _forward(self, stage, task, before):
@@ -166,6 +166,9 @@ class SynchronousStep:
                 if (key, task.unit) in self._cotangents
             }
             if not (cotangents and sources):
+                # Nothing to do: it has still its place in the order.
+                later = ("backward", task.stage + 1, task.unit)
+                results += [self._ends[later]] if later in self._ends else []
                 return
             gradients = _gradients(
                 tape,
