@@ -15,6 +15,7 @@ from tests.codistillation.classifiers import fit
 from tests.codistillation.classifiers import linear
 from tests.codistillation.classifiers import teachers_of
 from tests.codistillation.classifiers import trained
+from tfdist import placement
 from tfdist.codistillation import CodistillationLoss
 from tfdist.codistillation import CodistillationMixin
 from tfdist.codistillation import Codistilled
@@ -312,3 +313,52 @@ def test_outputs_that_do_not_exist_are_refused():
     model.set_teachers(teachers_of(student, linear(2)))
     with pytest.raises(ValueError, match="does not have: \\['nose'\\]"):
         fit(model, *data())
+
+
+def test_a_model_is_placed_after_it_is_wrapped():
+    student = linear(1)
+    placement.place(student, {"*": "CPU:1"})
+    with pytest.raises(ValueError, match="wrap the model first"):
+        Codistilled(student, burn_in_steps=0)
+    student = linear(1)
+    model = Codistilled(student, burn_in_steps=0)
+    placement.place(model, {"*": "CPU:1"})
+    trained(model)
+    model.set_teachers(teachers_of(student, linear(2)))
+    assert fit(model, *data())["codistillation_loss"] > 0
+    assert {w.value.device[-5:] for w in student.weights} == {"CPU:1"}
+
+
+def two_outputs(seed):
+    keras.utils.set_random_seed(seed)
+    inputs = keras.Input((FEATURES,))
+    outputs = {name: layers.Dense(3, name=name)(inputs) for name in "ab"}
+    return keras.Model(inputs, outputs)
+
+
+@pytest.mark.parametrize(
+    ("build", "loss", "weights"),
+    [
+        (linear, ["mse", "mae"], [0.5, 0.25]),
+        (
+            two_outputs,
+            {"a": ["mse", "mae"], "b": "mse"},
+            {"a": [0.5, 0.25], "b": 2.0},
+        ),
+    ],
+)
+def test_several_losses_of_one_output_need_one_of_codistillation(
+    build, loss, weights
+):
+    x, _ = data()
+    for psi in (None, CodistillationLoss("mean_squared_error")):
+        student = build(1)
+        y = keras.tree.map_structure(np.zeros_like, student(x))
+        model = Codistilled(student, burn_in_steps=0, loss=psi)
+        trained(model, keras.optimizers.SGD(0.0), loss, loss_weights=weights)
+        model.set_teachers(teachers_of(student, build(2)))
+        if psi is None:
+            with pytest.raises(ValueError, match="several losses of one.*: 2"):
+                fit(model, x, y)
+        else:
+            assert fit(model, x, y)["codistillation_loss"] > 0

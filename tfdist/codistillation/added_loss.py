@@ -90,17 +90,31 @@ class AddedLoss:
         names = outputs_lib.names_of(
             y_pred, getattr(model, "output_names", None)
         )
-        losses = outputs_lib.spread(
-            self.losses_for(model.loss), y_pred, names, "loss"
-        )
+        losses, scales = self.losses_for(model.loss), self.loss_weights
+        if len(names) == 1:
+            losses = losses if self._loss is not None else _of_one(losses)
+            scales = _of_one(scales)
+        losses = outputs_lib.spread(losses, y_pred, names, "loss")
+        for name, loss in zip(names, losses, strict=True):
+            if isinstance(loss, list):
+                raise ValueError(
+                    "Which loss of codistillation suits several losses of one "
+                    "output cannot be told. Say so: Codistilled(..., "
+                    "loss=CodistillationLoss(...)). Received: "
+                    f"{len(loss)} losses of output {name!r}"
+                )
         if not any(losses):
             raise ValueError(
                 "No output has a loss of codistillation. Give one: "
                 "Codistilled(..., loss=CodistillationLoss(...))."
             )
-        scales = outputs_lib.spread(
-            self.loss_weights, y_pred, names, "loss_weights"
-        )
+        scales = [
+            # Those of several losses of one output are not the output's.
+            None if isinstance(scale, (list, tuple)) else scale
+            for scale in outputs_lib.spread(
+                scales, y_pred, names, "loss_weights"
+            )
+        ]
         weights = outputs_lib.spread(
             sample_weight, y_pred, names, "sample_weight"
         )
@@ -202,6 +216,12 @@ class AddedLoss:
             sums = [a + b for a, b in zip(sums, targets, strict=True)]
             number += finite
         return sums, number
+
+
+def _of_one(value):
+    """Returns the settings of several losses of one output as one entry."""
+    is_several = isinstance(value, (list, tuple)) and len(value) > 1
+    return [list(value)] if is_several else value
 
 
 def _map(function, structure):

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdist import compute_loss
 from tfdist import private_keras
 from tfdist.codistillation.added_loss import AddedLoss
+from tfdist.placement import placed
 from tfdist.sandblaster.lbfgs import LBFGS
 
 # What the wrapper does as Keras does, and not as the wrapped model would.
@@ -363,6 +364,13 @@ def _check_student(student):
         )
     if isinstance(student, CodistillationMixin):
         raise ValueError(f"{student.name!r} has codistillation in it already.")
+    if isinstance(student, placed.PlacedModel):
+        raise ValueError(
+            f"{student.name!r} is placed on devices, or a pipeline: wrap the "
+            "model first, and place the wrapper "
+            "(tfdist.placement.place(Codistilled(model, ...), ...)). A "
+            "pipeline cannot be codistilled."
+        )
     for method in _STOCK:
         if getattr(type(student), method) is not getattr(keras.Model, method):
             raise ValueError(
