@@ -61,6 +61,17 @@ def test_what_is_published_is_the_student_at_that_step():
             np.testing.assert_array_equal(ours, theirs)
 
 
+def test_a_chief_publishes_no_weights_of_before_its_first_step():
+    """Started again, it would replace what its group has learnt."""
+    with tfdist.AsyncStrategy().scope():
+        model = codistilled(build())
+    exchange = ScriptedExchange([checkpoint(weights())])
+    watch = Watch()
+    train(exchange, model=model, callbacks=[watch])
+    assert [one.step for one in exchange.published] == [5, 10, 12]
+    assert watch.steps[0] == 1  # It has asked before.
+
+
 @pytest.mark.nightly
 def test_what_is_published_are_the_parameters_where_workers_look_ahead():
     strategy = tfdist.DANAStrategy(variant="zero")

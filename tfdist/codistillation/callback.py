@@ -129,6 +129,7 @@ class Codistillation(keras.callbacks.Callback):
         model = self.model
         check_learns_from_teachers(model)
         cluster = getattr(model.distribute_strategy, "cluster", None)
+        self._is_in_cluster = cluster is not None
         self._is_chief = cluster is None or cluster.is_chief
         self._student = (
             model.student if isinstance(model, Codistilled) else model
@@ -259,7 +260,10 @@ class Codistillation(keras.callbacks.Callback):
             return
         first = self.model.burn_in_steps
         self._next = first + ((step - first) // self._every + 1) * self._every
-        self._look(step, self._checkpoint(step) if self._is_chief else None)
+        # A chief that was started again has the values that it was made with,
+        # until its first step brings those of the others.
+        publishes = self._is_chief and (step > 0 or not self._is_in_cluster)
+        self._look(step, self._checkpoint(step) if publishes else None)
         if not self._in_background:
             self._finish_exchange(wait=True)
 
