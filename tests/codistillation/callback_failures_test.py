@@ -76,6 +76,15 @@ def test_what_was_refused_is_no_newer_than_what_came_after_it():
     assert known == [None, 4, 5, 5]
 
 
+def test_each_that_was_refused_counts_though_why_is_told_once(caplog):
+    bad = snapshot(build(2, units=4))
+    exchange = ScriptedExchange([checkpoint(bad, number=n) for n in (4, 5)])
+    with caplog.at_level(logging.WARNING, logger="absl"):
+        callback, _ = train(exchange)
+    assert callback.summary["1"]["skipped"] == 2
+    assert len(re.findall("another architecture", caplog.text)) == 1
+
+
 def stateful():
     model = build()
     model.layers[0].stateful = True

@@ -208,9 +208,12 @@ def warn_if_old(peer, began_at):
 
 def note_problem(peer, arrival):
     """Tells of a problem once, for as long as it is the same."""
-    if arrival.problem not in (None, peer.problem):
+    is_new = arrival.problem not in (None, peer.problem)
+    # What could be read is not asked for again: the next one is another.
+    if arrival.unusable and (is_new or arrival.refused is not None):
+        peer.skipped += 1
+    if is_new:
         if arrival.unusable:
-            peer.skipped += 1
             logging.warning(
                 "Weights of group %d are not used: %s",
                 peer.number,
