@@ -5,11 +5,13 @@ changed: what tfdist does with the name is in its docstring.
 """
 
 import keras
+from keras.src.backend.common import global_state
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests import private_names
+import tfdist
 from tfdist import private_keras
 
 
@@ -42,6 +44,22 @@ def test_parts_of_a_layer_are_found_in_order():
     assert wrapped.layer in private_keras.with_sublayers(nested)
     found = [x.name for x in private_keras.sublayers(model)]
     assert [x for x in found if x in "ab"] == ["a", "b"]
+
+
+def test_a_generator_of_unseeded_draws_is_made_in_the_scope_that_needs_it():
+    keras.random.normal([1])
+    before = global_state.get_global_attribute("global_seed_generator")
+    assert before is not None  # Else another name has it.
+    strategy = tfdist.AllReduceStrategy()
+    private_keras.make_seed_generator_in(strategy)
+    with strategy.scope():
+        keras.random.normal([1])
+    made = global_state.get_global_attribute("global_seed_generator")
+    assert made is not before
+    assert strategy.extended.variable_created_in_scope(made.state.value)
+    private_keras.make_seed_generator_in(strategy)
+    assert global_state.get_global_attribute("global_seed_generator") is made
+    keras.utils.set_random_seed(0)
 
 
 def test_a_model_s_own_metrics_are_not_those_that_it_is_compiled_with():

@@ -10,11 +10,15 @@ would go unnoticed is required here (`require`).
 """
 
 import keras
+from keras.src.backend.common import global_state
 import tensorflow as tf
 
 from tfdist import dynamic_subclasses
 from tfdist import private_tensorflow
 from tfdist.program_error import ProgramError
+
+# Name of Keras's generator for draws without a seed.
+_SEED_GENERATOR = "global_seed_generator"
 
 
 def require(owner, *names):
@@ -36,6 +40,24 @@ def require(owner, *names):
                 f"{type(owner).__name__} has no attribute `{name}`. Install a "
                 "version of Keras that tfdist's setup.py allows."
             )
+
+
+def make_seed_generator_in(strategy):
+    """Has Keras's generator for draws without a seed made in a scope.
+
+    It is made at the first draw, which may have been outside of the scope: no
+    strategy would know its state, and all workers would draw the same. Keras
+    has no public name for it but `keras.utils.set_random_seed`, which seeds
+    Python and NumPy, too.
+
+    Args:
+      strategy: The strategy in whose scope the next draw is.
+    """
+    made = global_state.get_global_attribute(_SEED_GENERATOR)
+    if made is not None and not strategy.extended.variable_created_in_scope(
+        made.state.value
+    ):
+        global_state.set_global_attribute(_SEED_GENERATOR, None)
 
 
 def sublayers(layer):

@@ -14,6 +14,7 @@ from tfdist import guarded_steps
 from tfdist import model_optimizers
 from tfdist import one_replica
 from tfdist import own_random_numbers
+from tfdist import private_keras
 from tfdist import private_keras_building
 from tfdist import private_keras_calls
 from tfdist import private_keras_variables
@@ -100,6 +101,8 @@ class AllReduceExtended(one_replica.WorkerExtended):
     # Steps.
 
     def _call_for_each_replica(self, fn, args, kwargs):
+        if self.engine.num_workers > 1:
+            private_keras.make_seed_generator_in(self._container_strategy())
         _, purpose = private_keras_calls.step_of(fn)
         if purpose not in ("test", "predict"):
             # Also where a step is traced, as the first one of another model.

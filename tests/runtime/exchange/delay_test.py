@@ -37,14 +37,20 @@ class VirtualWorker(tf.distribute.Strategy):
     """A worker that shares the server of those with the same `run`."""
 
     def __init__(
-        self, run, number, partitioner=None, tables=table.NO_TABLES, **parts
+        self,
+        run,
+        number,
+        partitioner=None,
+        tables=table.NO_TABLES,
+        num_servers=1,
+        **parts,
     ):
-        device = tf.config.list_logical_devices("CPU")[0].name
+        devices = [one.name for one in tf.config.list_logical_devices("CPU")]
         self.runtime = runtime.Runtime(
             runtime.Parts(**parts),
             namespace=f"delay_test/{run}",
-            devices=[device],
-            worker_device=device,
+            devices=devices[:num_servers],
+            worker_device=devices[0],
             worker_id=number,
             is_chief=number == 0,
             timeout=10.0,

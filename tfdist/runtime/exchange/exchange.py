@@ -29,6 +29,7 @@ class ExchangeBuilder:
       settings: Worker-local variables that are sent with the gradients.
       frozen: Ordinals of step counters that are not to be read afresh.
       lifter: The `Lifter` of the graph.
+      trained: Variables on servers that the optimizer was built with.
       weight: How much these gradients count among those of an update, a
         scalar tensor; None if all count the same.
       local_steps: Steps that they stand for, a scalar int64 tensor; None for
@@ -52,6 +53,7 @@ class ExchangeBuilder:
         settings,
         frozen,
         lifter,
+        trained=(),
         weight=None,
         local_steps=None,
         last=False,
@@ -62,6 +64,7 @@ class ExchangeBuilder:
         self._graph = graph
         self._records = records
         self.iterations = counter
+        self._trained = trained
         self._rate = rate
         self._sender = push_request.Sender(
             runtime.store,
@@ -100,7 +103,9 @@ class ExchangeBuilder:
         for record in self._records:
             shards.update(records_lib.shards_of(record, store))
         if self.iterations is not None:
-            shards.add(0)
+            # Each counts the steps of the optimizer, also those that update
+            # nothing there: it may update what is frozen now later.
+            shards.update([0], *map(records_lib.homes_of, self._trained))
         started = self._started(before)
         if self.iterations is not None:
             local = read_replica(self.iterations)

@@ -127,6 +127,11 @@ def shards_of(record, store):
     variable = record.variable
     if variable.role is Role.STATE and variable.shape.num_elements() == 1:
         return range(store.num_shards)
+    return homes_of(variable)
+
+
+def homes_of(variable):
+    """The servers on which a `ReplicaVariable` lies, in one piece or more."""
     if variable.pieces:
         return [piece.shard for piece in variable.pieces]
     return [variable.shard]

@@ -50,6 +50,25 @@ def step_counter(optimizer):
     )
 
 
+def _trained_by(optimizer, counter):
+    """Variables on servers that an optimizer may update in this step or later.
+
+    Args:
+      optimizer: The Keras optimizer, or None.
+      counter: Its step counter; None where it takes no step.
+    """
+    if counter is None:
+        return []
+    values = [
+        variable.value for variable in private_keras.trained_by(optimizer)
+    ]
+    return [
+        value
+        for value in values
+        if getattr(value, "role", None) is not None and value.role.is_on_server
+    ]
+
+
 def _accumulates(optimizer):
     if optimizer is None:
         return False
@@ -456,6 +475,7 @@ class Step:
                 lifter=subgraph_replay.Lifter(
                     graph, self._runtime.store, barriers, settled
                 ),
+                trained=_trained_by(optimizer, counter),
                 finite=finite,
             )
             exchange.build()

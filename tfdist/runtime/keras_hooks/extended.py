@@ -9,6 +9,7 @@ from tfdist import compiled_parts
 from tfdist import fused_kernels
 from tfdist import one_replica
 from tfdist import own_random_numbers
+from tfdist import private_keras
 from tfdist import private_keras_calls
 from tfdist import private_keras_variables
 from tfdist import private_tensorflow
@@ -90,6 +91,8 @@ class ParameterServerExtended(one_replica.WorkerExtended):
 
     def _call_for_each_replica(self, fn, args, kwargs):
         strategy = self._container_strategy()
+        if self._config.num_workers > 1:
+            private_keras.make_seed_generator_in(strategy)
         eagerly = tf.executing_eagerly()
         if eagerly and isinstance(
             fn, tf.types.experimental.PolymorphicFunction

@@ -1,0 +1,59 @@
+"""Layers that are frozen for a while, and trained on by the same optimizer."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+
+from tests.runtime.exchange import delay_test
+
+_runs = itertools.count()
+X = np.linspace(-1.0, 1.0, 4 * delay_test.FEATURES, dtype="float32")
+X = X.reshape([4, delay_test.FEATURES])
+
+
+def hidden():
+    return keras.layers.Dense(2, kernel_initializer="ones", use_bias=False)
+
+
+def trained(model, frozen):
+    """Weights after steps with and without a frozen layer, arrays."""
+    optimizer, found = model.optimizer, []
+    for trains in (True, False, True):
+        frozen(model).trainable = trains
+        model.compile(optimizer, "mse")
+        for _ in range(2):
+            model.train_on_batch(X, X[:, :1])
+        found.append(model.get_weights())
+    return found
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_each_server_counts_steps_of_an_optimizer_that_update_others(number):
+    """Else Adam would correct moments there as those of fewer steps."""
+
+    def make_optimizer():
+        schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
+        return keras.optimizers.Adam(schedule)
+
+    run = f"frozen_layers_test/{next(_runs)}"
+    worker = delay_test.VirtualWorker(run, 0, num_servers=2)
+    worker.build(make_optimizer, [hidden])
+    homes = {weight.value.shard for weight in worker.model.weights}
+    assert homes == {0, 1}
+    plain = keras.Sequential(
+        [
+            keras.Input([delay_test.FEATURES]),
+            hidden(),
+            keras.layers.Dense(1, kernel_initializer="ones"),
+        ]
+    )
+    plain.compile(make_optimizer(), "mse")
+    plain.optimizer.build(plain.trainable_variables)
+    with worker.scope():
+        seen = trained(worker.model, lambda model: model.layers[number])
+    right = trained(plain, lambda model: model.layers[number])
+    for found, expected in zip(seen, right, strict=True):
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
