@@ -77,6 +77,28 @@ def test_a_metric_with_several_numbers_does_not_end_training():
     assert json.dumps(monitor.summary["metrics"])
 
 
+class OwnLogs(keras.Sequential):
+    """Reports losses of its own, and leaves that of `compile` as it is."""
+
+    def train_step(self, data):
+        super().train_step(data)
+        self.reset_metrics()
+        return {"cycle_loss": tf.ones([]), "mae": self.metrics[1].result()}
+
+
+def test_a_metric_that_steps_do_not_report_is_not_shown():
+    """Nothing may have updated it; `EarlyStopping` would watch a zero."""
+    strategy = tfdist.AsyncStrategy()
+    with strategy.scope():
+        model = OwnLogs([keras.Input([2]), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=["mae"])
+    monitor = ClusterMonitor(verbose=0)
+    history = fit(model, monitor, batches=2)
+    assert {"cycle_loss", "cluster_mae"} <= history.keys()
+    assert "cluster_loss" not in history
+    assert monitor.summary["metrics"].keys() == {"mae"}
+
+
 def test_every_step_is_a_line(model, tmp_path):
     monitor = ClusterMonitor(tmp_path / "new" / "dir", every_batches=3)
     before = updates_of(model)

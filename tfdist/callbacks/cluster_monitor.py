@@ -121,6 +121,8 @@ class ClusterMonitor(keras.callbacks.Callback):
         self._between = strategy.journal.bytes_between
         self._began = time.time()
         self._epochs = 0
+        # Names in the logs of the last epoch; None before the first.
+        self._shown = None
         self._fit = strategy.state.fit_number
         self._before = self._counts_before()
         self._figures = summary_lib.WorkerFigures(
@@ -212,11 +214,21 @@ class ClusterMonitor(keras.callbacks.Callback):
         self._report()
         self._publish_metrics()
         if logs is not None:
-            metrics = self._strategy.cluster_metrics(self.model)
-            for name, value in metrics.items():
+            self._shown = set(logs)
+            for name, value in self._cluster_metrics().items():
                 # Keras's progress bar takes no list.
                 several = isinstance(value, list)
                 logs[f"cluster_{name}"] = np.array(value) if several else value
+
+    def _cluster_metrics(self):
+        """Those that steps report; of a `train_step` of the user's, not all.
+
+        The others, such as the loss of `compile`, may never be updated.
+        """
+        metrics = self._strategy.cluster_metrics(self.model)
+        if self._shown is None:
+            return metrics
+        return {k: metrics[k] for k in metrics if k in self._shown}
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         # The last local steps are part of what is recorded.
@@ -250,7 +262,7 @@ class ClusterMonitor(keras.callbacks.Callback):
             self._strategy.gradient_counts(),
             self._before,
         )
-        self.summary["metrics"] = self._strategy.cluster_metrics(self.model)
+        self.summary["metrics"] = self._cluster_metrics()
         if self._verbose:
             is_local = self._strategy.cluster.is_local
             print(summary_lib.table(self.summary, is_local))
