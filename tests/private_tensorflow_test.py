@@ -471,6 +471,45 @@ def test_branches_and_loops_are_told_from_functions():
     }
 
 
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_a_resource_is_known_where_a_function_gets_it(is_nested):
+    passed, read = tf.Variable(0.0), tf.Variable(0.0)
+    found = []
+
+    @tf.function
+    def inner():
+        passed.assign_add(1.0)
+
+    @tf.function
+    def step():
+        graph = tf.compat.v1.get_default_graph()
+
+        def look(first=0):
+            found[:] = [
+                private_tensorflow.is_passed_to_function(
+                    graph, variable.handle, first
+                )
+                for variable in (passed, read)
+            ]
+
+        value = read + 1.0
+        look()
+        assert found == [False, False]
+        number = len(graph.get_operations())
+        inner()
+        look(number)
+        assert found == [True, False]
+        look(len(graph.get_operations()))
+        assert found == [False, False]
+        return value
+
+    # Traced before, so that nothing of it is traced in the step.
+    inner()
+    tf.function(lambda: step())() if is_nested else step()
+    assert found == [False, False]
+    assert float(passed) == 2.0
+
+
 def test_numbers_of_tensors_are_in_the_order_of_their_making():
     tensors = [tf.constant(0) for _ in range(3)]
     numbers = [private_tensorflow.number_of(tensor) for tensor in tensors]

@@ -53,10 +53,9 @@ def make_seed_generator_in(strategy):
     Args:
       strategy: The strategy in whose scope the next draw is.
     """
-    made = global_state.get_global_attribute(_SEED_GENERATOR)
-    if made is not None and not strategy.extended.variable_created_in_scope(
-        made.state.value
-    ):
+    generator = global_state.get_global_attribute(_SEED_GENERATOR)
+    in_scope = strategy.extended.variable_created_in_scope
+    if generator is not None and not in_scope(generator.state.value):
         global_state.set_global_attribute(_SEED_GENERATOR, None)
 
 

@@ -18,6 +18,7 @@ from tensorflow.python.data.experimental.ops import (
 from tensorflow.python.eager import context
 from tensorflow.python.eager import record
 from tensorflow.python.eager.polymorphic_function import tf_method_target
+from tensorflow.python.framework import func_graph
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import control_flow_util
 from tensorflow.python.ops import custom_gradient
@@ -136,6 +137,39 @@ def is_in_branch(graph):
             return True
         inner = getattr(inner, "outer_graph", None)
     return False
+
+
+def is_passed_to_function(graph, resource, first=0):
+    """Whether a function that is called in a graph gets a resource.
+
+    What such a function does is not seen where it has been traced before; a
+    graph has no public name for what it has captured.
+
+    Args:
+      graph: The graph of a `tf.function`.
+      resource: Handle of a variable.
+      first: Number of the first of the graph's operations to look at.
+    """
+    name = _name_in(graph, resource)
+    return name is not None and any(
+        tensor.name == name
+        for operation in graph.get_operations()[first:]
+        if operation.type in ("PartitionedCall", "StatefulPartitionedCall")
+        for tensor in operation.inputs
+    )
+
+
+def _name_in(graph, resource):
+    """The name of a resource in a graph, None if that has not captured it."""
+    if not isinstance(graph, func_graph.FuncGraph):
+        return None
+    outer = _name_in(graph.outer_graph, resource)
+    for external, internal in graph.captures:
+        # An eager tensor has no name.
+        is_outer = outer is not None and getattr(external, "name", "") == outer
+        if external is resource or is_outer:
+            return internal.name
+    return None
 
 
 def is_under_tape():

@@ -250,3 +250,56 @@ def test_states_that_no_float_holds_are_as_one_worker_has_them(
         model.train_on_batch(x, x)
         found = [one.numpy().item() for one in layer.moved]
         assert found == [step * change, 2 * step * change]
+
+
+class CountsInFunction(keras.layers.Layer):
+    """Counts its calls in a `tf.function` of its own."""
+
+    def build(self, shape):
+        """Makes two counts, which are assigned in the reverse order."""
+        del shape
+        self.counts = [
+            self.add_weight(initializer="zeros", trainable=False)
+            for _ in range(2)
+        ]
+
+    @tf.function
+    def count(self):
+        """Moves both."""
+        for count in reversed(self.counts):
+            count.assign_add(1.0)
+
+    def call(self, x):
+        """Returns its inputs."""
+        self.count()
+        return x
+
+
+def test_state_that_a_function_assigns_is_shared_by_each_step_that_calls_it():
+    """TensorFlow does not trace it anew for the second one."""
+    strategy = tfdist.AllReduceStrategy()
+    with strategy.scope():
+        layer = CountsInFunction()
+        model = keras.Sequential(
+            [keras.Input([1]), layer, keras.layers.Dense(1)]
+        )
+    engine, x = strategy._engine, np.ones([2, 1], "float32")
+    for number in range(2):
+        with strategy.scope():
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+        before = [float(count) for count in layer.counts]
+        model.fit(x, x, verbose=0)
+        (lane,) = engine.lanes_of(model)
+        assert [one.path for one in layer.counts] == [
+            state.name.split(":")[0] for state in lane.states
+        ], number
+        assert [float(count) for count in layer.counts] == [
+            value + 1.0 for value in before
+        ]
+    # A step of another model has no part in it.
+    with strategy.scope():
+        other = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+        other.compile("sgd", "mse")
+    other.fit(x, x, verbose=0)
+    (lane,) = engine.lanes_of(other)
+    assert not lane.states

@@ -34,6 +34,7 @@ UNUSED = {
     # A `LocalStep` does, and only a `Local` makes one.
     "local": {
         "after_step",
+        "assigned_within",
         "before_step",
         "check_eager",
         "needs_gradients",

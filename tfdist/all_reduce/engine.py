@@ -77,6 +77,9 @@ class Engine:
         # Steps of this worker when all had last met.
         self._met_at = 0
         self.variables = []
+        # Weak references to those that a `tf.function` which a step calls has
+        # assigned, by `id`: in later steps TensorFlow calls the same trace.
+        self.assigned_within = {}
         self.places = itertools.count()
 
     def replica_context(self):

@@ -1,6 +1,7 @@
 """One training step: which lanes it has, and which state it assigns."""
 
 import contextlib
+import weakref
 
 import keras
 import tensorflow as tf
@@ -41,6 +42,9 @@ class TrainingStep:
         self._eagerly = tf.executing_eagerly()
         # Shared state assigned since the last lane, and its values before.
         self._assigned = {}
+        # What functions may assign that were traced in an earlier step, and its
+        # values before; and the number of operations that were there then.
+        self._within, self._num_operations = [], 0
         # Ids of variables that were used under a `tf.GradientTape`, each with
         # the graph that was being built.
         self._under_tape = set()
@@ -48,6 +52,30 @@ class TrainingStep:
         self._has_trained = False
         self.lanes = []
         self.together = contextlib.ExitStack()
+        self._read_within()
+
+    def _read_within(self):
+        """Reads what functions may assign from here on."""
+        if self._eagerly or not self._engine.assigned_within:
+            return
+        with self._graph.as_default():
+            references = self._engine.assigned_within.values()
+            found = [reference() for reference in references]
+            self._within = [
+                (variable, variable.read_value())
+                for variable in found
+                if variable is not None
+            ]
+        self._num_operations = len(self._graph.get_operations())
+
+    def _note_within(self):
+        """Takes note of what functions have assigned, or may have."""
+        for variable, before in self._within:
+            is_new = id(variable) not in self._assigned
+            if is_new and private_tensorflow.is_passed_to_function(
+                self._graph, variable.handle, self._num_operations
+            ):
+                self._assigned[id(variable)] = variable, before
 
     def note(self, variable):
         """Called before code that is no optimizer's assigns a variable.
@@ -76,6 +104,9 @@ class TrainingStep:
             # Also from within a branch or a function of the step.
             with self._graph.as_default():
                 before = variable.read_value()
+            if tf.compat.v1.get_default_graph() is not self._graph:
+                references = self._engine.assigned_within
+                references[id(variable)] = weakref.ref(variable)
         self._assigned[id(variable)] = variable, before
 
     def note_under_tape(self, variable):
@@ -139,7 +170,11 @@ class TrainingStep:
     def _add_lane(self, optimizer, variables, gradients):
         if not self.lanes:
             self.together.enter_context(self._engine.meeting())
-        assigned = list(self._assigned.values())
+        self._note_within()
+        # In one order, wherever each was assigned.
+        assigned = sorted(
+            self._assigned.values(), key=lambda one: one[0].place or 0
+        )
         self._assigned.clear()
         states = [state for state, _ in assigned]
         lane = self._engine.lane_of(
@@ -153,6 +188,7 @@ class TrainingStep:
         self.lanes.append(lane)
         with own_random_numbers.seeded(self._common_seed):
             lane.step(gradients, assigned, counts)
+        self._read_within()
 
     def finish(self):
         """Called when the user's step has returned.
@@ -160,6 +196,7 @@ class TrainingStep:
         Without a step of an optimizer or a gradient it may be one that samples
         or evaluates, for which a worker that takes it alone must not wait.
         """
+        self._note_within()
         assigned = [variable for variable, _ in self._assigned.values()]
         if not assigned:
             return

@@ -2,9 +2,12 @@
 
 from unittest import mock
 
+import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfdist
 from tfdist.runtime.local_steps import local_step
 from tfdist.runtime.replicas import replica_sync
 from tfdist.runtime.variables.variables import Role
@@ -22,7 +25,7 @@ def variable(ordinal, role):
 
 def test_state_that_is_assigned_before_and_after_a_step_is_exchanged_once():
     # With Async(), an exchange adds a share of a worker's statistics.
-    local = mock.Mock()
+    local = mock.Mock(assigned_within={})
     both, before, after = (variable(k, Role.STATE) for k in range(3))
     with tf.Graph().as_default():
         step = local_step.LocalStep(local, [])
@@ -47,7 +50,9 @@ def assigned_state(evaluates, trains):
     """
     state = variable(0, Role.STATE)
     with tf.Graph().as_default():
-        step = local_step.LocalStep(mock.Mock(), [], evaluates)
+        step = local_step.LocalStep(
+            mock.Mock(assigned_within={}), [], evaluates
+        )
         step.before_mutation(state)
         step.assigned(state)
         if trains:
@@ -67,7 +72,7 @@ def test_state_that_is_exchanged_is_not_refreshed_without_parameters(trains):
 def test_all_steps_of_an_optimizer_have_the_same_state():
     # It may be assigned before one of them alone, as where a generator is run
     # once for several steps of its critic.
-    local, clock = mock.Mock(), variable(3, Role.CLOCK)
+    local, clock = mock.Mock(assigned_within={}), variable(3, Role.CLOCK)
     first, last = (variable(k, Role.STATE) for k in range(2))
     with tf.Graph().as_default():
         step = local_step.LocalStep(local, [])
@@ -96,7 +101,7 @@ def parameter(ordinal, trainable, *, overwritten=False):
 
 @pytest.mark.parametrize("is_branch", [False, True])
 def test_weights_that_nothing_trains_are_exchanged_as_state(is_branch):
-    local = mock.Mock()
+    local = mock.Mock(assigned_within={})
     student, teacher = parameter(0, True), parameter(1, False)
     with tf.Graph().as_default() as graph:
         step = local_step.LocalStep(local, [])
@@ -125,7 +130,7 @@ def test_weights_that_gradients_overwrite_are_exchanged_as_state(monkeypatch):
         "optimizer_under_way",
         mock.Mock(),
     )
-    local = mock.Mock()
+    local = mock.Mock(assigned_within={})
     scale, constrained = (
         parameter(0, True, overwritten=True),
         parameter(1, True),
@@ -145,3 +150,39 @@ def test_weights_that_gradients_overwrite_are_exchanged_as_state(monkeypatch):
 def test_assignments_of_an_evaluation_count_if_they_last(trains):
     state = assigned_state(evaluates=True, trains=trains)
     assert state.num_assignments == trains
+
+
+class CountsInFunction(keras.layers.Layer):
+    """Counts its calls in a `tf.function` of its own."""
+
+    def build(self, shape):
+        """Makes the count."""
+        del shape
+        self.steps = self.add_weight(initializer="zeros", trainable=False)
+
+    @tf.function
+    def count(self):
+        """Moves it."""
+        self.steps.assign_add(1.0)
+
+    def call(self, x):
+        """Returns its inputs."""
+        self.count()
+        return x
+
+
+def test_state_that_a_function_assigns_is_exchanged_with_each_optimizer():
+    """TensorFlow does not trace the function anew for the second one."""
+    strategy = tfdist.ParameterAveragingStrategy(2)
+    with strategy.scope():
+        layer = CountsInFunction()
+        model = keras.Sequential(
+            [keras.Input([1]), layer, keras.layers.Dense(1)]
+        )
+    x = np.ones([2, 1], "float32")
+    for _ in range(2):
+        with strategy.scope():
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+        model.fit(x, x, verbose=0)
+        last = strategy._runtime.local._optimizers.all[-1]
+        assert any(one is layer.steps.value for one in last.states)

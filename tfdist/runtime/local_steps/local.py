@@ -54,6 +54,9 @@ class Local:
         build_workers=None,
     ):
         self.method = method
+        # Weak references to state that a `tf.function` which a step calls has
+        # assigned, by ordinal: later steps call the same trace.
+        self.assigned_within = {}
         self._runtime = runtime
         self._store = runtime.store
         self._communication = communication

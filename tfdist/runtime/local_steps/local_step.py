@@ -5,12 +5,14 @@ machine. Where an optimizer counts its step, an exchange follows if it is due.
 """
 
 import dataclasses
+import weakref
 
 import tensorflow as tf
 
 from tfdist import fused_kernels
 from tfdist import one_replica
 from tfdist import private_keras_variables
+from tfdist import private_tensorflow
 from tfdist.runtime.variables.variables import Role
 
 
@@ -113,6 +115,9 @@ class LocalStep:
             variable.num_assignments += 1
         if variable.role is Role.STATE:
             self._states[variable.ordinal] = variable
+            if tf.compat.v1.get_default_graph() is not self._root:
+                within = self._local.assigned_within
+                within[variable.ordinal] = weakref.ref(variable)
         if variable.role is Role.PARAMETER:
             self._parameter_assigned(variable)
         if variable.role is Role.CLOCK:
@@ -177,6 +182,7 @@ class LocalStep:
             return
         for variable, _ in self._before.values():
             variable.num_assignments += 1
+        self._note_within()
         self._states |= self._take_state()
         for ordinal in self._assigned.keys() - self._trained:
             variable = self._assigned[ordinal]
@@ -202,6 +208,18 @@ class LocalStep:
             end.states = self._states_of(end)
             self._follow(end)
         self._show_before()
+
+    def _note_within(self):
+        """Takes note of state of functions that were traced in other steps."""
+        known = {*self._states}
+        known.update(s.ordinal for end in self._ends for s in end.states)
+        for ordinal, reference in self._local.assigned_within.items():
+            variable = reference()
+            is_new = variable is not None and ordinal not in known
+            if is_new and private_tensorflow.is_passed_to_function(
+                self._root, variable.local_handle, self._first
+            ):
+                self.assigned(variable)
 
     def _states_of(self, end):
         """Returns all that is assigned around steps of an optimizer, each once.
