@@ -42,6 +42,47 @@ def test_what_a_worker_assigns_stays_until_its_next_exchange():
     np.testing.assert_allclose(mean.numpy(), [expected], rtol=1e-5)
 
 
+class Scaled(keras.layers.Layer):
+    """Multiplies by a factor, which no step assigns."""
+
+    def build(self, shape):
+        """Makes the factor."""
+        del shape
+        self.factor = self.add_weight(initializer="ones", trainable=False)
+
+    def call(self, x):
+        """Returns the product."""
+        return self.factor * x
+
+
+@pytest.mark.parametrize("of_all", [False, True], ids=["factor", "iterations"])
+def test_a_factor_that_a_worker_sets_stays_whatever_is_read(of_all):
+    """The chief may be in another epoch, and have set another one."""
+    strategy = tfdist.AsyncStrategy()
+    with strategy.scope():
+        layer = Scaled()
+        model = keras.Sequential(
+            [keras.Input([1]), layer, keras.layers.Dense(1)]
+        )
+        model.compile("adam", "mse")
+    x = np.ones([4, 1], np.float32)
+    fit(model)
+    synchronizer = strategy._runtime.synchronizer
+    synchronizer.writes_pass = False
+    layer.factor.assign(7.0)
+    synchronizer.writes_pass = True
+    for _ in range(2):
+        model.train_on_batch(x, x)
+        # As a callback does that shows one of them.
+        (model.optimizer.variables[0] if of_all else layer.factor).numpy()
+        assert read_replica(layer.factor.value) == 7.0
+    strategy.pull()
+    assert layer.factor.numpy() == 1.0
+    # And from then on the servers' counts.
+    model.train_on_batch(x, x)
+    assert layer.factor.numpy() == 1.0
+
+
 def test_assignment_is_not_undone_by_a_recovery_during_it(monkeypatch):
     strategy = tfdist.AsyncStrategy()
     with strategy.scope():

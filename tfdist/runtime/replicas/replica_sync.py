@@ -84,6 +84,8 @@ class Synchronizer:
         )
         self.may_lack = False
         self._warned = False
+        # Ordinals of state that this worker alone has set since it was pulled.
+        self._set_here = set()
         self._reader = consistent_read.Reader(runtime.store, runtime.marks)
         # Exchanges made when all was last read at one moment.
         self._together_at = None
@@ -208,6 +210,7 @@ class Synchronizer:
             return
         # With local steps each worker goes on counting its own.
         known = self._store.variables[: self._committed]
+        self._set_here.clear()
         self._pull([v for v in known if v.role is not Role.CLOCK])
         for batch in self._batches:
             batch[-1] = self._runtime.journal.exchanges
@@ -218,6 +221,7 @@ class Synchronizer:
         variables = [
             v for v in self._store.variables if v.role is not Role.CLOCK
         ]
+        self._set_here.clear()
         ledgers = len(self._refresh.ledgers)
         self._reader.read(
             ("pull", ledgers, tuple(v.ordinal for v in variables)),
@@ -282,8 +286,15 @@ class Synchronizer:
             if first <= variable.ordinal < end and refreshed_at != exchanges:
                 batch[-1] = exchanges
                 together = self._store.variables[first:end]
-                lazy = [v for v in together if _is_lazy(v)]
-                self._pull([v for v in lazy if not evaluations.holds(v)])
+                self._pull(
+                    [
+                        v
+                        for v in together
+                        if _is_lazy(v)
+                        and not evaluations.holds(v)
+                        and v.ordinal not in self._set_here
+                    ]
+                )
 
     def _pulls_to_save(self):
         """Whether all replicas are refreshed before any of them is saved.
@@ -345,6 +356,8 @@ class Synchronizer:
                 variable.pulled.assign_replica(value)
             return
         self._store.forget_rows(variable)
+        if variable.role is Role.STATE:
+            self._set_here.add(variable.ordinal)
         if not (self._warned or private_keras_calls.is_in_callback()):
             # Keras's callbacks run on all workers, and the chief's count.
             self._warned = True
