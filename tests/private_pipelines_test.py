@@ -213,6 +213,19 @@ def test_resources_of_functions_are_found_in_a_graph():
     assert private_pipelines.shared_inputs(scanned, graph_of(scanned))[1]
 
 
+def test_large_constants_are_taken_out_of_a_graph():
+    numbers, texts = np.arange(1000.0), np.array([str(x) for x in range(1000)])
+    dataset = Dataset.from_tensor_slices((numbers, texts)).batch(7)
+    graph = graph_of(dataset)
+    found = private_pipelines.taken_out(graph, 2**10)
+    assert graph.ByteSize() < 2**12
+    both = {value.dtype: value.numpy() for value in found.values()}
+    np.testing.assert_array_equal(both[tf.float64], numbers)
+    assert [x.decode() for x in both[tf.string]] == texts.tolist()
+    # What is small stays.
+    assert any(node.op == "Const" for node in graph.node)
+
+
 def test_functions_of_a_graph_get_other_names_throughout():
     dataset = Dataset.range(2).flat_map(
         lambda x: Dataset.range(x).map(lambda y: y + 1)

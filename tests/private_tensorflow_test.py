@@ -472,13 +472,26 @@ def test_branches_and_loops_are_told_from_functions():
 
 
 @pytest.mark.parametrize("is_nested", [False, True])
-def test_a_resource_is_known_where_a_function_gets_it(is_nested):
-    passed, read = tf.Variable(0.0), tf.Variable(0.0)
+@pytest.mark.parametrize("how", ["at once", "deeper", "branch", "loop"])
+def test_a_variable_is_known_that_a_function_assigns(is_nested, how):
+    assigned, read = tf.Variable(0.0), tf.Variable(0.0)
     found = []
 
     @tf.function
+    def assign():
+        return assigned.assign_add(1.0 + read)
+
+    @tf.function
     def inner():
-        passed.assign_add(1.0)
+        zero = tf.zeros([])
+        if how == "branch":
+            tf.cond(zero + read < 1.0, assign, lambda: zero)
+        elif how == "loop":
+            tf.while_loop(lambda x: x < 1.0, lambda x: x + assign(), [zero])
+        elif how == "deeper":
+            assign()
+        else:
+            assigned.assign_add(1.0 + read)
 
     @tf.function
     def step():
@@ -486,10 +499,10 @@ def test_a_resource_is_known_where_a_function_gets_it(is_nested):
 
         def look(first=0):
             found[:] = [
-                private_tensorflow.is_passed_to_function(
+                private_tensorflow.is_assigned_by_function(
                     graph, variable.handle, first
                 )
-                for variable in (passed, read)
+                for variable in (assigned, read)
             ]
 
         value = read + 1.0
@@ -507,7 +520,7 @@ def test_a_resource_is_known_where_a_function_gets_it(is_nested):
     inner()
     tf.function(lambda: step())() if is_nested else step()
     assert found == [False, False]
-    assert float(passed) == 2.0
+    assert float(assigned) == 2.0
 
 
 def test_numbers_of_tensors_are_in_the_order_of_their_making():

@@ -57,6 +57,8 @@ def slots_of(optimizer):
     """
     trained = collections.defaultdict(list)
     for variable in private_keras.trained_by(optimizer):
+        if not isinstance(variable, keras.Variable):
+            continue  # A `tf.Variable`, which no layer has.
         trained[variable.path.replace("/", "_")].append(variable)
     slots, seen = [], collections.Counter()
     for slot in optimizer.variables:

@@ -403,8 +403,8 @@ def shared_inputs(dataset, graph):
 
     Returns:
       A dict of the name of a copy in the graph to the resource, a tensor; and
-      whether the graph has copies of other variables, of functions that get
-      more than elements.
+      whether the graph has copies of other variables: those on a GPU, and of
+      functions that get more than elements.
     """
     captured = {
         tf.compat.as_str(wrapped.function.name): wrapped.function
@@ -418,13 +418,41 @@ def shared_inputs(dataset, graph):
             function = captured.get(name)
             resources = function.captured_inputs if function else ()
             for copy, resource in zip(node.input[1:], resources, strict=False):
-                if resource.dtype == tf.resource:
+                # Stages are on the CPU alone, and cannot get one of a GPU.
+                is_near = "GPU" not in resource.device
+                if resource.dtype == tf.resource and is_near:
                     found[copy] = resource
-    handles = {node.name for node in graph.node if node.op == "VarHandleOp"}
+    # But for states of Keras's random layers: a copy of one draws as well.
+    handles = {
+        node.name
+        for node in graph.node
+        if node.op == "VarHandleOp" and node.attr["dtype"].type != tf.uint32
+    }
     for node in graph.node:
         if node.name in found:
             handles -= {node.name, *node.input}
     return found, bool(handles)
+
+
+def taken_out(graph, max_bytes):
+    """Takes large constants out of a graph.
+
+    Args:
+      graph: The `GraphDef` of a data set, which is changed.
+      max_bytes: Of those that stay.
+
+    Returns:
+      By name of what was a constant, its value, a tensor.
+    """
+    found = {}
+    for node in list(graph.node):
+        if node.op == "Const" and node.ByteSize() > max_bytes:
+            found[node.name] = tf.io.parse_tensor(
+                node.attr["value"].tensor.SerializeToString(),
+                tf.as_dtype(node.attr["dtype"].type),
+            )
+            graph.node.remove(node)
+    return found
 
 
 def rename_functions(graph):

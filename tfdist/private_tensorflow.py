@@ -30,6 +30,17 @@ from tensorflow.python.ops import resource_variable_ops
 ResourceVariable = resource_variable_ops.ResourceVariable
 
 
+# Operations that assign the variable that they get, by how their names begin.
+_ASSIGNING = (
+    "Assign",
+    "ResourceApply",
+    "ResourceScatter",
+    "ResourceSparseApply",
+    "ResourceStridedSliceAssign",
+)
+_CONDITIONALS = ("Case", "If", "StatelessCase", "StatelessIf")
+
+
 def inlined(function):
     """A `tf.function` as a part of the function that is being traced.
 
@@ -139,24 +150,30 @@ def is_in_branch(graph):
     return False
 
 
-def is_passed_to_function(graph, resource, first=0):
-    """Whether a function that is called in a graph gets a resource.
+def is_assigned_by_function(graph, resource, first=0):
+    """Whether a function that is called in a graph assigns a variable.
 
-    What such a function does is not seen where it has been traced before; a
-    graph has no public name for what it has captured.
+    That is not seen where the function has been traced before; a graph has no
+    public name for what it has captured.
 
     Args:
       graph: The graph of a `tf.function`.
-      resource: Handle of a variable.
+      resource: Handle of the variable.
       first: Number of the first of the graph's operations to look at.
     """
     name = _name_in(graph, resource)
-    return name is not None and any(
-        tensor.name == name
+    calls = [
+        (operation.get_attr("f").name, k)
         for operation in graph.get_operations()[first:]
         if operation.type in ("PartitionedCall", "StatefulPartitionedCall")
-        for tensor in operation.inputs
-    )
+        for k, tensor in enumerate(operation.inputs)
+        if tensor.name == name
+    ]
+    if not calls:
+        return False
+    functions = graph.as_graph_def().library.function
+    functions = {one.signature.name: one for one in functions}
+    return any(_assigns(functions, called, k) for called, k in calls)
 
 
 def _name_in(graph, resource):
@@ -170,6 +187,35 @@ def _name_in(graph, resource):
         if external is resource or is_outer:
             return internal.name
     return None
+
+
+def _assigns(functions, name, number):
+    """Whether a function, or one that it calls, assigns an argument.
+
+    Args:
+      functions: The `FunctionDef`s by name.
+      name: Of the function.
+      number: Of the argument.
+    """
+    function = functions[name]
+    argument = function.signature.input_arg[number].name
+    for node in function.node_def:
+        for k, one in enumerate(node.input):
+            if one != argument:
+                continue
+            if node.op.startswith(_ASSIGNING):
+                return True
+            # The first input of a conditional is its condition.
+            place = k - 1 if node.op in _CONDITIONALS else k
+            called = [value.func.name for value in node.attr.values()]
+            called += [
+                function.name
+                for value in node.attr.values()
+                for function in value.list.func
+            ]
+            if any(_assigns(functions, c, place) for c in called if c):
+                return True
+    return False
 
 
 def is_under_tape():

@@ -35,7 +35,7 @@ class Membership(membership_lib.Membership):
 def fit(membership, ends):
     """Stands for a call of `fit`, the first; an exception ends it if not."""
     fits = membership.fits
-    fits.watch(types.SimpleNamespace(is_over=lambda: True), 1)
+    fits.watch(types.SimpleNamespace(has_ended=False, is_over=lambda: True), 1)
     fits.tell(reached=fit_progress.begun(1))
     if ends:
         fits.tell(reached=fit_progress.ended(1))

@@ -309,12 +309,34 @@ def test_a_shuffled_pipeline_reads_a_variable_as_it_is_now(
     assert "tf.Variable" not in caplog.text
 
 
+def test_large_data_is_no_part_of_a_function(monkeypatch):
+    """Those of a worker are sent to servers, and kept."""
+    variant_of, made = fresh_pipelines._variant_of, []
+
+    def spy(*arguments):
+        made.append(variant_of(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(fresh_pipelines, "_variant_of", spy)
+    factor = tf.Variable(1.0, dtype=tf.float64)
+    numbers = np.arange(2.0**16)
+    texts = np.array([f"{x:020.0f}" for x in numbers])
+    data = tf.data.Dataset.from_tensor_slices((numbers, texts))
+    data = data.map(lambda x, text: (x * factor, text)).shuffle(9, seed=1)
+    fresh = fresh_pipelines.begun_again(data, 1, False)
+    ((_, function),) = made
+    assert function.function_def.ByteSize() < 2**14
+    factor.assign(2.0)
+    seen = [(float(x), bytes(text.numpy())) for x, text in fresh.take(99)]
+    assert all(float(text) * 2 == x for x, text in seen)
+
+
 def test_a_copy_of_a_variable_is_warned_of(caplog):
     start = tf.Variable(1.0, dtype=tf.float64)
     data = powers().shuffle(ELEMENTS, seed=1)
     data = data.scan(tf.zeros([]), lambda state, x: (state, x * start))
     fresh = fresh_pipelines.begun_again(data, 1, False)
-    assert "other than map, filter" in caplog.text
+    assert "in a stage other than map" in caplog.text
     start.assign(2.0)
     assert sorted(float(x) for x in fresh) == ALL
 

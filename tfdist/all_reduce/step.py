@@ -69,10 +69,10 @@ class TrainingStep:
         self._num_operations = len(self._graph.get_operations())
 
     def _note_within(self):
-        """Takes note of what functions have assigned, or may have."""
+        """Takes note of what functions have assigned."""
         for variable, before in self._within:
             is_new = id(variable) not in self._assigned
-            if is_new and private_tensorflow.is_passed_to_function(
+            if is_new and private_tensorflow.is_assigned_by_function(
                 self._graph, variable.handle, self._num_operations
             ):
                 self._assigned[id(variable)] = variable, before

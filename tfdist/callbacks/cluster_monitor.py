@@ -121,8 +121,8 @@ class ClusterMonitor(keras.callbacks.Callback):
         self._between = strategy.journal.bytes_between
         self._began = time.time()
         self._epochs = 0
-        # Names in the logs of the last epoch; None before the first.
-        self._shown = None
+        # Names in the logs of epochs, if this worker has had a batch.
+        self._shown = set()
         self._fit = strategy.state.fit_number
         self._before = self._counts_before()
         self._figures = summary_lib.WorkerFigures(
@@ -214,7 +214,7 @@ class ClusterMonitor(keras.callbacks.Callback):
         self._report()
         self._publish_metrics()
         if logs is not None:
-            self._shown = set(logs)
+            self._shown |= {one for one in logs if not one.startswith("val_")}
             for name, value in self._cluster_metrics().items():
                 # Keras's progress bar takes no list.
                 several = isinstance(value, list)
@@ -226,7 +226,7 @@ class ClusterMonitor(keras.callbacks.Callback):
         The others, such as the loss of `compile`, may never be updated.
         """
         metrics = self._strategy.cluster_metrics(self.model)
-        if self._shown is None:
+        if not self._shown:
             return metrics
         return {k: metrics[k] for k in metrics if k in self._shown}
 

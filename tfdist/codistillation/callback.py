@@ -147,7 +147,7 @@ class Codistillation(keras.callbacks.Callback):
         self._open(cluster)
         self._peers = {n: peers_lib.Peer(n) for n in self.group.peers}
         self._next = model.burn_in_steps
-        self._is_ready = False
+        self._is_ready = self._has_stepped = False
         if private_keras_building.is_built(self._student):
             self._prepare()
 
@@ -178,6 +178,7 @@ class Codistillation(keras.callbacks.Callback):
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
+        self._has_stepped = True
         if not self._is_ready:
             self._prepare()
         if self.model.traced_signature is None:
@@ -220,6 +221,7 @@ class Codistillation(keras.callbacks.Callback):
             is_free
             and self._is_ready
             and self._is_chief
+            and self._has_weights_of_all
             and self.model.burn_in_steps <= step != self._published_step
         ):
             # Peers that train on shall have the last weights.
@@ -236,6 +238,15 @@ class Codistillation(keras.callbacks.Callback):
             print(peers_lib.told(self.group, self._peers.values()))
 
     # The exchange.
+
+    @property
+    def _has_weights_of_all(self):
+        """Whether the student here has what its group has learnt.
+
+        A chief that was started again has the values that it was made with, or
+        loaded, until its first step brings those of the others.
+        """
+        return self._has_stepped or not self._is_in_cluster
 
     def _step(self):
         """Updates of the group that this process knows of."""
@@ -260,9 +271,9 @@ class Codistillation(keras.callbacks.Callback):
             return
         first = self.model.burn_in_steps
         self._next = first + ((step - first) // self._every + 1) * self._every
-        # A chief that was started again has the values that it was made with,
-        # until its first step brings those of the others.
-        publishes = self._is_chief and (step > 0 or not self._is_in_cluster)
+        publishes = self._is_chief and self._has_weights_of_all
+        if self._is_chief and not publishes:
+            self._next = step + 1
         self._look(step, self._checkpoint(step) if publishes else None)
         if not self._in_background:
             self._finish_exchange(wait=True)

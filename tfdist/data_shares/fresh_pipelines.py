@@ -15,6 +15,8 @@ from tfdist import quiet
 # The largest data in memory that is copied; a description is held in one
 # message of at most 2 GB.
 MAX_BYTES = 2**30
+# The largest constant of a function, which a cluster's servers get as well.
+_MAX_CONSTANT = 2**16
 # Of `DatasetToGraphV2`: what cannot be copied, such as a random number
 # generator of the user's, is shared with the original.
 _IGNORE = 1
@@ -75,18 +77,19 @@ def begun_again(dataset, number, in_order):
         shared, has_copies = private_pipelines.shared_inputs(dataset, graph)
         if has_copies:
             logging.warning(
-                "A stage of the data set other than map, filter, flat_map, "
-                "interleave and take_while reads a tf.Variable. `fit` trains "
-                "on a copy of the pipeline, which has the values of now: what "
-                "a callback assigns does not reach it."
+                "The data set reads a tf.Variable that is on a GPU, or reads "
+                "one in a stage other than map, filter, flat_map, interleave "
+                "and take_while. `fit` trains on a copy of the pipeline, which "
+                "has the values of now: what a callback assigns does not reach "
+                "it. A variable that is made within "
+                "`tf.device('CPU:0')` is on no GPU."
             )
-        make = _variant_of(graph, shared)
-        copy = make()
+        copy, functions = _variant_of(graph, shared)
     fresh = tf.data.experimental.from_variant(
         copy, structure=dataset.element_spec
     )
     # Functions of the pipeline live as long as what they were made for.
-    fresh.made_of = dataset, make
+    fresh.made_of = dataset, functions
     fresh = fresh.with_options(dataset.options())
     if not in_order:
         return fresh
@@ -98,27 +101,30 @@ def begun_again(dataset, number, in_order):
 
 
 def _variant_of(graph, shared):
-    """Returns a function that makes the data set of a graph, a tensor.
+    """Makes the data set of a graph.
 
     Args:
       graph: The `GraphDef`, which is changed.
       shared: By name of a copy in the graph, the resource that it copies.
+
+    Returns:
+      A tensor, and what has to live as long as it.
     """
     if not shared:
         text = graph.SerializeToString()
-        return lambda: tf.raw_ops.DatasetFromGraph(graph_def=text)
+        return tf.raw_ops.DatasetFromGraph(graph_def=text), None
     private_pipelines.rename_functions(graph)
+    inputs = {**shared, **private_pipelines.taken_out(graph, _MAX_CONSTANT)}
     (result,) = [node for node in graph.node if node.op == "_Retval"]
     graph.node.remove(result)
 
     def load():
         (variant,) = tf.graph_util.import_graph_def(
             graph,
-            input_map={
-                name: tf.identity(resource) for name, resource in shared.items()
-            },
+            input_map={name: tf.identity(one) for name, one in inputs.items()},
             return_elements=[f"{result.input[0]}:0"],
         )
         return variant
 
-    return tf.compat.v1.wrap_function(load, [])
+    function = tf.compat.v1.wrap_function(load, [])
+    return function(), function

@@ -93,8 +93,10 @@ def shown_of_batch(model, count, share):
         total, weight = map(
             scope.get_current_value, (tracker.total, tracker.count)
         )
-        examples = tf.cast(count, total.dtype)
-        of_batch = total / weight / tf.cast(share, total.dtype)
+        # Keras leaves those of several losses of one output as they are.
+        examples = tf.cast(count, total.dtype) * tf.sign(weight)
+        mean = tf.math.divide_no_nan(total, weight)
+        of_batch = mean / tf.cast(share, total.dtype)
         tracker.total.assign_add(of_batch * examples)
         tracker.count.assign_add(examples)
 

@@ -100,6 +100,7 @@ def comes_back(number, model, keeps_own_values=False):
     ends.waits, ends.keeps_own_values = False, keeps_own_values
     worker.runtime.local = worker.runtime.coordination = ends
     worker.runtime.commit = lambda: ends.calls.append("commit")
+    worker.runtime.pull = lambda: ends.calls.append("pull")
     worker.runtime.unused_models = types.SimpleNamespace(
         refuse=lambda variables: ends.calls.append(len(variables))
     )
@@ -157,7 +158,7 @@ def test_a_call_that_the_others_end_while_a_backup_is_looked_for_is_passed():
     decisions._turns.position = lambda number: fit_progress.OVER
     decisions.look_again()
     assert decisions.is_passed
-    assert calls == ["commit", len(model.variables)]
+    assert calls == ["commit", len(model.variables), "pull"]
     # No epoch is left to Keras.
     assert model._initial_epoch == fit_progress.OVER[0]
     begin(worker)

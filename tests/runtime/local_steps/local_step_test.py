@@ -171,8 +171,18 @@ class CountsInFunction(keras.layers.Layer):
         return x
 
 
-def test_state_that_a_function_assigns_is_exchanged_with_each_optimizer():
-    """TensorFlow does not trace the function anew for the second one."""
+def sgd():
+    return keras.optimizers.SGD(0.1)
+
+
+@pytest.mark.parametrize(
+    "make", [sgd, lambda: keras.optimizers.LossScaleOptimizer(sgd())]
+)
+def test_state_that_a_function_assigns_is_exchanged_with_each_optimizer(make):
+    """TensorFlow does not trace the function anew for the second one.
+
+    A scale of losses has the optimizer's step in a branch.
+    """
     strategy = tfdist.ParameterAveragingStrategy(2)
     with strategy.scope():
         layer = CountsInFunction()
@@ -182,7 +192,36 @@ def test_state_that_a_function_assigns_is_exchanged_with_each_optimizer():
     x = np.ones([2, 1], "float32")
     for _ in range(2):
         with strategy.scope():
-            model.compile(keras.optimizers.SGD(0.1), "mse")
+            model.compile(make(), "mse")
         model.fit(x, x, verbose=0)
         last = strategy._runtime.local._optimizers.all[-1]
         assert any(one is layer.steps.value for one in last.states)
+
+
+def test_a_step_may_read_in_a_function_what_others_assign_there():
+    strategy = tfdist.ParameterAveragingStrategy(2)
+    with strategy.scope():
+        norm = keras.layers.BatchNormalization()
+        model = keras.Sequential(
+            [keras.Input([1]), norm, keras.layers.Dense(1)]
+        )
+        optimizer = sgd()
+        optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def forward(x, training):
+        return model(x, training=training)
+
+    def step(x):
+        variables = model.trainable_variables
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(forward(x, True))
+        optimizer.apply(tape.gradient(loss, variables), variables)
+
+    x = tf.ones([2, 1])
+    tf.function(lambda: strategy.run(step, (x,)))()
+    look = tf.function(lambda: strategy.run(lambda: forward(x, False)))
+    before = norm.get_weights()
+    assert look().shape == (2, 1)
+    for one, other in zip(before, norm.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)

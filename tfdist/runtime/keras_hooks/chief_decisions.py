@@ -151,6 +151,8 @@ class ChiefDecisions:
         if self.position.look_again(fit.number):
             self.position.begin(fit.model, size=0, skips=False)
             self._take_no_step(fit)
+            # The file may have been there, and is older.
+            self._runtime.pull()
 
     def await_readers(self):
         """Called before BackupAndRestore deletes its files.
@@ -213,7 +215,7 @@ class ChiefDecisions:
                 fit_progress.begun(number), f"to begin call {number} of fit"
             )
         self._fit = fit_call.FitCall(frame, number, call)
-        self.position.watch(frame, number)
+        self.position.watch(frame, number, fit_call.makes_all_when_built(model))
         if self.is_chief and self._membership.former is not None:
             former = self._membership.former.word
             if former.number == number and not self._has_resumed:

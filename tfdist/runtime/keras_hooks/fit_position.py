@@ -38,7 +38,7 @@ class FitPosition:
         self._turns = turns
         self._fits = fits
         self.reads_backup = self.reads_checkpoint = False
-        self.is_completed = False
+        self.is_completed, self._may_be_completed = False, True
         # Where the call that is beginning goes on.
         self._start = _START
         self._first_epoch, self._end_epoch = 0, 0
@@ -54,13 +54,16 @@ class FitPosition:
         # Whether the call under way has come to its first epoch.
         self._has_epoch = False
 
-    def watch(self, frame, number):
+    def watch(self, frame, number, may_be_completed=True):
         """Called when a call of `fit` is about to begin.
 
         Args:
           frame: Its frame.
           number: Its number.
+          may_be_completed: Whether none of its steps makes variables, so that
+            they may be left out where a former process has made them.
         """
+        self._may_be_completed = may_be_completed
         self._release()
         self._start, self._left_out, self._has_epoch = _START, 0, False
         self._first_epoch = private_keras_calls.initial_epoch_of(frame)
@@ -96,7 +99,9 @@ class FitPosition:
     def _find_start(self, number):
         start = self._find(number)
         self.is_completed = (
-            start != fit_progress.OVER and self._turns.has_completed(number)
+            start != fit_progress.OVER
+            and self._may_be_completed
+            and self._turns.has_completed(number)
         )
         reads = self.reads_backup or self.reads_checkpoint
         if self.is_completed:

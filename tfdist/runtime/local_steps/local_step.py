@@ -59,6 +59,8 @@ class LocalStep:
         # Since the last exchange in this trace, by ordinal.
         self._touched = {}
         self._states = {}
+        # Ordinals of all state that was assigned.
+        self._noted = set()
         # Parameters that code of the user's assigns, and those that
         # optimizers do: others of the first are exchanged as state.
         self._assigned = {}
@@ -115,6 +117,7 @@ class LocalStep:
             variable.num_assignments += 1
         if variable.role is Role.STATE:
             self._states[variable.ordinal] = variable
+            self._noted.add(variable.ordinal)
             if tf.compat.v1.get_default_graph() is not self._root:
                 within = self._local.assigned_within
                 within[variable.ordinal] = weakref.ref(variable)
@@ -137,6 +140,7 @@ class LocalStep:
         """An optimizer has counted its step."""
         self._trains = True
         self._trained |= self._touched.keys()
+        self._note_within()
         end = _End(
             clock,
             self._optimizer,
@@ -182,7 +186,8 @@ class LocalStep:
             return
         for variable, _ in self._before.values():
             variable.num_assignments += 1
-        self._note_within()
+        if self._ends:
+            self._note_within()
         self._states |= self._take_state()
         for ordinal in self._assigned.keys() - self._trained:
             variable = self._assigned[ordinal]
@@ -211,12 +216,10 @@ class LocalStep:
 
     def _note_within(self):
         """Takes note of state of functions that were traced in other steps."""
-        known = {*self._states}
-        known.update(s.ordinal for end in self._ends for s in end.states)
         for ordinal, reference in self._local.assigned_within.items():
             variable = reference()
-            is_new = variable is not None and ordinal not in known
-            if is_new and private_tensorflow.is_passed_to_function(
+            is_new = variable is not None and ordinal not in self._noted
+            if is_new and private_tensorflow.is_assigned_by_function(
                 self._root, variable.local_handle, self._first
             ):
                 self.assigned(variable)
