@@ -472,7 +472,9 @@ def test_branches_and_loops_are_told_from_functions():
 
 
 @pytest.mark.parametrize("is_nested", [False, True])
-@pytest.mark.parametrize("how", ["at once", "deeper", "branch", "loop"])
+@pytest.mark.parametrize(
+    "how", ["at once", "deeper", "branch", "loop", "branch of the step"]
+)
 def test_a_variable_is_known_that_a_function_assigns(is_nested, how):
     assigned, read = tf.Variable(0.0), tf.Variable(0.0)
     found = []
@@ -498,18 +500,18 @@ def test_a_variable_is_known_that_a_function_assigns(is_nested, how):
         graph = tf.compat.v1.get_default_graph()
 
         def look(first=0):
-            found[:] = [
-                private_tensorflow.is_assigned_by_function(
-                    graph, variable.handle, first
-                )
-                for variable in (assigned, read)
-            ]
+            found[:] = private_tensorflow.assigned_by_functions(
+                graph, [assigned.handle, read.handle], first
+            )
 
         value = read + 1.0
         look()
         assert found == [False, False]
         number = len(graph.get_operations())
-        inner()
+        if how == "branch of the step":
+            tf.cond(value < 9.0, lambda: [inner(), value][1], lambda: value)
+        else:
+            inner()
         look(number)
         assert found == [True, False]
         look(len(graph.get_operations()))

@@ -422,12 +422,7 @@ def shared_inputs(dataset, graph):
                 is_near = "GPU" not in resource.device
                 if resource.dtype == tf.resource and is_near:
                     found[copy] = resource
-    # But for states of Keras's random layers: a copy of one draws as well.
-    handles = {
-        node.name
-        for node in graph.node
-        if node.op == "VarHandleOp" and node.attr["dtype"].type != tf.uint32
-    }
+    handles = {node.name for node in graph.node if node.op == "VarHandleOp"}
     for node in graph.node:
         if node.name in found:
             handles -= {node.name, *node.input}

@@ -150,30 +150,38 @@ def is_in_branch(graph):
     return False
 
 
-def is_assigned_by_function(graph, resource, first=0):
-    """Whether a function that is called in a graph assigns a variable.
+def assigned_by_functions(graph, resources, first=0):
+    """Tells which variables functions assign that are called in a graph.
 
-    That is not seen where the function has been traced before; a graph has no
+    That is not seen where a function has been traced before; a graph has no
     public name for what it has captured.
 
     Args:
       graph: The graph of a `tf.function`.
-      resource: Handle of the variable.
+      resources: Handles of variables, a list.
       first: Number of the first of the graph's operations to look at.
+
+    Returns:
+      A list of bools.
     """
-    name = _name_in(graph, resource)
+    names = [_name_in(graph, resource) for resource in resources]
     calls = [
-        (operation.get_attr("f").name, k)
+        (called, _place(operation.type, k), tensor.name)
         for operation in graph.get_operations()[first:]
-        if operation.type in ("PartitionedCall", "StatefulPartitionedCall")
         for k, tensor in enumerate(operation.inputs)
-        if tensor.name == name
+        if tensor.name in names
+        for called in _functions_of(operation.node_def)
     ]
     if not calls:
-        return False
-    functions = graph.as_graph_def().library.function
-    functions = {one.signature.name: one for one in functions}
-    return any(_assigns(functions, called, k) for called, k in calls)
+        return [False] * len(names)
+    library = graph.as_graph_def().library.function
+    functions, known = {one.signature.name: one for one in library}, {}
+    assigned = {
+        name
+        for called, place, name in calls
+        if _assigns(functions, known, called, place)
+    }
+    return [name in assigned for name in names]
 
 
 def _name_in(graph, resource):
@@ -189,33 +197,45 @@ def _name_in(graph, resource):
     return None
 
 
-def _assigns(functions, name, number):
+def _functions_of(node):
+    """Names of the functions that a `NodeDef` calls."""
+    for value in node.attr.values():
+        for function in [value.func, *value.list.func]:
+            if function.name:
+                yield function.name
+
+
+def _place(operation, number):
+    """The argument of a function that an input of its caller is."""
+    # The first input of a conditional is its condition.
+    return number - 1 if operation in _CONDITIONALS else number
+
+
+def _assigns(functions, known, name, number):
     """Whether a function, or one that it calls, assigns an argument.
 
     Args:
       functions: The `FunctionDef`s by name.
+      known: What was found before, a dict.
       name: Of the function.
       number: Of the argument.
     """
-    function = functions[name]
-    argument = function.signature.input_arg[number].name
-    for node in function.node_def:
-        for k, one in enumerate(node.input):
-            if one != argument:
-                continue
-            if node.op.startswith(_ASSIGNING):
-                return True
-            # The first input of a conditional is its condition.
-            place = k - 1 if node.op in _CONDITIONALS else k
-            called = [value.func.name for value in node.attr.values()]
-            called += [
-                function.name
-                for value in node.attr.values()
-                for function in value.list.func
-            ]
-            if any(_assigns(functions, c, place) for c in called if c):
-                return True
-    return False
+    if (name, number) not in known:
+        function = functions[name]
+        arguments = function.signature.input_arg
+        # Some operations have other inputs as well as their function's.
+        argument = arguments[number].name if number < len(arguments) else None
+        known[name, number] = any(
+            node.op.startswith(_ASSIGNING)
+            or any(
+                _assigns(functions, known, called, _place(node.op, k))
+                for called in _functions_of(node)
+            )
+            for node in function.node_def
+            for k, one in enumerate(node.input)
+            if one == argument
+        )
+    return known[name, number]
 
 
 def is_under_tape():

@@ -70,11 +70,18 @@ class TrainingStep:
 
     def _note_within(self):
         """Takes note of what functions have assigned."""
-        for variable, before in self._within:
-            is_new = id(variable) not in self._assigned
-            if is_new and private_tensorflow.is_assigned_by_function(
-                self._graph, variable.handle, self._num_operations
-            ):
+        new = [one for one in self._within if id(one[0]) not in self._assigned]
+        if not new:
+            return
+        are_assigned = private_tensorflow.assigned_by_functions(
+            self._graph,
+            [variable.handle for variable, _ in new],
+            self._num_operations,
+        )
+        for (variable, before), is_assigned in zip(
+            new, are_assigned, strict=True
+        ):
+            if is_assigned:
                 self._assigned[id(variable)] = variable, before
 
     def note(self, variable):

@@ -121,8 +121,8 @@ class ClusterMonitor(keras.callbacks.Callback):
         self._between = strategy.journal.bytes_between
         self._began = time.time()
         self._epochs = 0
-        # Names in the logs of epochs, if this worker has had a batch.
-        self._shown = set()
+        # Names in the logs of epochs in which this worker has had a batch.
+        self._shown, self._has_batch = set(), False
         self._fit = strategy.state.fit_number
         self._before = self._counts_before()
         self._figures = summary_lib.WorkerFigures(
@@ -172,6 +172,7 @@ class ClusterMonitor(keras.callbacks.Callback):
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
+        self._has_batch = True
         waiting = self._strategy.journal.count - self._next
         # With `steps_per_execution` batches come several at a time.
         if (
@@ -194,7 +195,7 @@ class ClusterMonitor(keras.callbacks.Callback):
             # gradient would be that much late.
             self._strategy.pull()
         self._epochs += 1
-        self._published = False
+        self._published = self._has_batch = False
         self._written_at = -1
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -214,7 +215,8 @@ class ClusterMonitor(keras.callbacks.Callback):
         self._report()
         self._publish_metrics()
         if logs is not None:
-            self._shown |= {one for one in logs if not one.startswith("val_")}
+            if self._has_batch:
+                self._shown |= logs.keys()
             for name, value in self._cluster_metrics().items():
                 # Keras's progress bar takes no list.
                 several = isinstance(value, list)

@@ -186,8 +186,7 @@ class LocalStep:
             return
         for variable, _ in self._before.values():
             variable.num_assignments += 1
-        if self._ends:
-            self._note_within()
+        self._note_within()
         self._states |= self._take_state()
         for ordinal in self._assigned.keys() - self._trained:
             variable = self._assigned[ordinal]
@@ -216,13 +215,27 @@ class LocalStep:
 
     def _note_within(self):
         """Takes note of state of functions that were traced in other steps."""
-        for ordinal, reference in self._local.assigned_within.items():
-            variable = reference()
-            is_new = variable is not None and ordinal not in self._noted
-            if is_new and private_tensorflow.is_assigned_by_function(
-                self._root, variable.local_handle, self._first
-            ):
-                self.assigned(variable)
+        references = self._local.assigned_within.items()
+        found = [
+            reference()
+            for ordinal, reference in references
+            if ordinal not in self._noted
+        ]
+        new = [variable for variable in found if variable is not None]
+        # What a branch calls is in the graph of that.
+        graph, first = tf.compat.v1.get_default_graph(), 0
+        while new and graph is not None:
+            if graph is self._root:
+                first = self._first
+            are_assigned = private_tensorflow.assigned_by_functions(
+                graph, [variable.local_handle for variable in new], first
+            )
+            for variable, is_assigned in zip(new, are_assigned, strict=True):
+                if is_assigned and variable.ordinal not in self._noted:
+                    self.assigned(variable)
+            if graph is self._root:
+                break
+            graph = getattr(graph, "outer_graph", None)
 
     def _states_of(self, end):
         """Returns all that is assigned around steps of an optimizer, each once.
