@@ -418,7 +418,7 @@ def shared_inputs(dataset, graph):
             function = captured.get(name)
             resources = function.captured_inputs if function else ()
             for copy, resource in zip(node.input[1:], resources, strict=False):
-                # Stages are on the CPU alone, and cannot get one of a GPU.
+                # Stages are on the CPU: what is on a GPU stays a copy.
                 is_near = "GPU" not in resource.device
                 if resource.dtype == tf.resource and is_near:
                     found[copy] = resource
