@@ -471,58 +471,22 @@ def test_branches_and_loops_are_told_from_functions():
     }
 
 
-@pytest.mark.parametrize("is_nested", [False, True])
-@pytest.mark.parametrize(
-    "how", ["at once", "deeper", "branch", "loop", "branch of the step"]
-)
-def test_a_variable_is_known_that_a_function_assigns(is_nested, how):
-    assigned, read = tf.Variable(0.0), tf.Variable(0.0)
+def test_a_resource_has_a_name_in_each_graph_that_has_captured_it():
+    captured, other = tf.Variable(0.0), tf.Variable(0.0)
     found = []
 
     @tf.function
-    def assign():
-        return assigned.assign_add(1.0 + read)
-
-    @tf.function
     def inner():
-        zero = tf.zeros([])
-        if how == "branch":
-            tf.cond(zero + read < 1.0, assign, lambda: zero)
-        elif how == "loop":
-            tf.while_loop(lambda x: x < 1.0, lambda x: x + assign(), [zero])
-        elif how == "deeper":
-            assign()
-        else:
-            assigned.assign_add(1.0 + read)
-
-    @tf.function
-    def step():
+        value = captured + 1.0
         graph = tf.compat.v1.get_default_graph()
-
-        def look(first=0):
-            found[:] = private_tensorflow.assigned_by_functions(
-                graph, [assigned.handle, read.handle], first
-            )
-
-        value = read + 1.0
-        look()
-        assert found == [False, False]
-        number = len(graph.get_operations())
-        if how == "branch of the step":
-            tf.cond(value < 9.0, lambda: [inner(), value][1], lambda: value)
-        else:
-            inner()
-        look(number)
-        assert found == [True, False]
-        look(len(graph.get_operations()))
-        assert found == [False, False]
+        (name,) = {tensor.name for tensor in graph.inputs}
+        found.append(name)
+        for variable in (captured, other):
+            found.append(private_tensorflow.name_in(graph, variable.handle))
         return value
 
-    # Traced before, so that nothing of it is traced in the step.
-    inner()
-    tf.function(lambda: step())() if is_nested else step()
-    assert found == [False, False]
-    assert float(assigned) == 2.0
+    tf.function(lambda: inner() + captured)()
+    assert found[0] == found[1] and found[2] is None
 
 
 def test_numbers_of_tensors_are_in_the_order_of_their_making():

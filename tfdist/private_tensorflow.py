@@ -30,17 +30,6 @@ from tensorflow.python.ops import resource_variable_ops
 ResourceVariable = resource_variable_ops.ResourceVariable
 
 
-# Operations that assign the variable that they get, by how their names begin.
-_ASSIGNING = (
-    "Assign",
-    "ResourceApply",
-    "ResourceScatter",
-    "ResourceSparseApply",
-    "ResourceStridedSliceAssign",
-)
-_CONDITIONALS = ("Case", "If", "StatelessCase", "StatelessIf")
-
-
 def inlined(function):
     """A `tf.function` as a part of the function that is being traced.
 
@@ -150,92 +139,24 @@ def is_in_branch(graph):
     return False
 
 
-def assigned_by_functions(graph, resources, first=0):
-    """Tells which variables functions assign that are called in a graph.
+def name_in(graph, resource):
+    """The name of a resource in a graph, None if that has not captured it.
 
-    That is not seen where a function has been traced before; a graph has no
-    public name for what it has captured.
+    A graph has no public name for what it has captured.
 
     Args:
       graph: The graph of a `tf.function`.
-      resources: Handles of variables, a list.
-      first: Number of the first of the graph's operations to look at.
-
-    Returns:
-      A list of bools.
+      resource: Handle of a variable.
     """
-    names = [_name_in(graph, resource) for resource in resources]
-    calls = [
-        (called, _place(operation.type, k), tensor.name)
-        for operation in graph.get_operations()[first:]
-        for k, tensor in enumerate(operation.inputs)
-        if tensor.name in names
-        for called in _functions_of(operation.node_def)
-    ]
-    if not calls:
-        return [False] * len(names)
-    library = graph.as_graph_def().library.function
-    functions, known = {one.signature.name: one for one in library}, {}
-    assigned = {
-        name
-        for called, place, name in calls
-        if _assigns(functions, known, called, place)
-    }
-    return [name in assigned for name in names]
-
-
-def _name_in(graph, resource):
-    """The name of a resource in a graph, None if that has not captured it."""
     if not isinstance(graph, func_graph.FuncGraph):
         return None
-    outer = _name_in(graph.outer_graph, resource)
+    outer = name_in(graph.outer_graph, resource)
     for external, internal in graph.captures:
         # An eager tensor has no name.
         is_outer = outer is not None and getattr(external, "name", "") == outer
         if external is resource or is_outer:
             return internal.name
     return None
-
-
-def _functions_of(node):
-    """Names of the functions that a `NodeDef` calls."""
-    for value in node.attr.values():
-        for function in [value.func, *value.list.func]:
-            if function.name:
-                yield function.name
-
-
-def _place(operation, number):
-    """The argument of a function that an input of its caller is."""
-    # The first input of a conditional is its condition.
-    return number - 1 if operation in _CONDITIONALS else number
-
-
-def _assigns(functions, known, name, number):
-    """Whether a function, or one that it calls, assigns an argument.
-
-    Args:
-      functions: The `FunctionDef`s by name.
-      known: What was found before, a dict.
-      name: Of the function.
-      number: Of the argument.
-    """
-    if (name, number) not in known:
-        function = functions[name]
-        arguments = function.signature.input_arg
-        # Some operations have other inputs as well as their function's.
-        argument = arguments[number].name if number < len(arguments) else None
-        known[name, number] = any(
-            node.op.startswith(_ASSIGNING)
-            or any(
-                _assigns(functions, known, called, _place(node.op, k))
-                for called in _functions_of(node)
-            )
-            for node in function.node_def
-            for k, one in enumerate(node.input)
-            if one == argument
-        )
-    return known[name, number]
 
 
 def is_under_tape():

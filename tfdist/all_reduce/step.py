@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import compiled_parts
+from tfdist import function_graphs
 from tfdist import missing_gradients
 from tfdist import one_replica
 from tfdist import own_random_numbers
@@ -73,7 +74,7 @@ class TrainingStep:
         new = [one for one in self._within if id(one[0]) not in self._assigned]
         if not new:
             return
-        are_assigned = private_tensorflow.assigned_by_functions(
+        are_assigned = function_graphs.assigned_by_functions(
             self._graph,
             [variable.handle for variable, _ in new],
             self._num_operations,

@@ -9,10 +9,10 @@ import weakref
 
 import tensorflow as tf
 
+from tfdist import function_graphs
 from tfdist import fused_kernels
 from tfdist import one_replica
 from tfdist import private_keras_variables
-from tfdist import private_tensorflow
 from tfdist.runtime.variables.variables import Role
 
 
@@ -227,7 +227,7 @@ class LocalStep:
         while new and graph is not None:
             if graph is self._root:
                 first = self._first
-            are_assigned = private_tensorflow.assigned_by_functions(
+            are_assigned = function_graphs.assigned_by_functions(
                 graph, [variable.local_handle for variable in new], first
             )
             for variable, is_assigned in zip(new, are_assigned, strict=True):
