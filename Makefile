@@ -44,8 +44,7 @@ train: $(STAMP)
 # busy machine can make it do, is tried once more and listed as FLAKY.
 PYTEST = $(BIN)/python -m pytest --timeout=$(TEST_SECONDS)
 # Where smokes are: other files need not be imported once more.
-SMOKES = all_reduce cli documents_test.py keras_programs multi_process peers \
-	sandblaster
+SMOKES = all_reduce cli documents_test.py keras_programs multi_process peers
 # Images of containers often forbid to keep what Python has compiled: each
 # process would compile all tests, or all of tfdist, anew.
 test nightly: export PYTHONDONTWRITEBYTECODE =

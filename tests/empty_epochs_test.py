@@ -30,7 +30,9 @@ class _Trains(keras.callbacks.Callback):
         self.model.train_on_batch(one, one, return_dict=True)
 
 
-@pytest.mark.parametrize("others", [[], [_Trains()]], ids=["", "trains"])
+@pytest.mark.parametrize(
+    "others", nightly.also([[]], [[_Trains()]]), ids=["", "trains"]
+)
 @pytest.mark.parametrize("empty", nightly.also([{0}], [{1, 2}]))
 def test_callbacks_get_no_metrics_of_an_epoch_without_a_step(
     tmp_path, empty, others

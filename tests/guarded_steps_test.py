@@ -1,5 +1,6 @@
 import keras
 import numpy as np
+import pytest
 
 from tfdist import guarded_steps
 from tfdist.runtime.keras_hooks import data_hooks
@@ -81,6 +82,7 @@ def test_a_repeated_call_of_train_on_batch_has_its_batch_again():
     assert int(model.optimizer.iterations) == 2
 
 
+@pytest.mark.nightly
 def test_steps_of_evaluations_and_predictions_go_through_theirs():
     """Of batches of their own they can be made again."""
     model, called = compiled(), []

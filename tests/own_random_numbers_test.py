@@ -111,7 +111,7 @@ def _trained(kind, worker, monkeypatch, by_keras, takes_part=(True, True)):
     return float(weight[0])
 
 
-@pytest.mark.parametrize("by_keras", [False, True])
+@pytest.mark.parametrize("by_keras", nightly.also([False], [True]))
 def test_all_make_the_same_noisy_update(by_keras, monkeypatch):
     first, second = (
         _trained(tfdist.AllReduceStrategy, worker, monkeypatch, by_keras)

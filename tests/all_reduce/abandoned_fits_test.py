@@ -216,8 +216,8 @@ def test_a_script_that_ends_after_an_exception_ends_its_fit(
 @pytest.mark.parametrize(
     "moment",
     nightly.also(
-        ["on_train_batch_end", "on_test_end"],
-        ["on_epoch_begin", "on_epoch_end", "on_train_end"],
+        ["on_train_batch_end"],
+        ["on_test_end", "on_epoch_begin", "on_epoch_end", "on_train_end"],
     ),
 )
 def test_a_fit_in_a_callback_that_has_raised_ends_there(monkeypatch, moment):
@@ -256,6 +256,7 @@ def test_a_fit_in_a_callback_that_has_raised_ends_there(monkeypatch, moment):
     assert ended == [(inner, -steps.get(moment, 2)), (outer, -4.0)]
 
 
+@pytest.mark.nightly
 def test_a_comparison_of_workers_that_were_elsewhere_is_made_again(
     monkeypatch,
 ):

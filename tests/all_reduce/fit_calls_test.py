@@ -56,6 +56,7 @@ def test_steps_are_of_the_model_whose_step_is_any_function():
     assert strategy._engine.fits.model_of_step is None
 
 
+@pytest.mark.nightly
 def test_a_callback_that_trains_before_the_first_step_is_called_once():
     class Trains(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
@@ -92,6 +93,7 @@ def test_workers_compare_the_epochs_with_which_a_call_begins(monkeypatch):
     ]
 
 
+@pytest.mark.nightly
 def test_epochs_end_with_the_chiefs_state_where_evaluations_assign_it(
     monkeypatch,
 ):

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests import laws
+from tests import nightly
 from tfdist.all_reduce import rows
 
 WORKERS = 3
@@ -75,7 +76,7 @@ def same(found):
     return found[0]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", nightly.also(["float32"], ["float64"]))
 @laws.settings(max_examples=20)
 @hypothesis.given(data=st.data())
 def test_rows_and_tables_add_up_to_the_same_bits(dtype, data):

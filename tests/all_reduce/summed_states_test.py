@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 from tests.all_reduce import programs
 import tfdist
 from tfdist.all_reduce import engine as engine_lib
@@ -38,7 +39,9 @@ class Counts(keras.layers.Layer):
         return x
 
 
-@pytest.mark.parametrize("eagerly", [True, False], ids=["eagerly", "traced"])
+@pytest.mark.parametrize(
+    "eagerly", nightly.also([True], [False]), ids=["eagerly", "traced"]
+)
 def test_a_counter_of_all_workers_is_their_sum(monkeypatch, eagerly):
     strategy = tfdist.AllReduceStrategy()
     # Another worker does the same.
@@ -92,7 +95,7 @@ def test_a_trained_weight_that_a_step_assigns_is_the_mean(monkeypatch):
     assert float(weight) == (4 - 1) / 2
 
 
-@pytest.mark.parametrize("is_traced", [False, True])
+@pytest.mark.parametrize("is_traced", nightly.also([False], [True]))
 def test_a_step_without_an_optimizer_shares_the_weights_that_it_trains(
     monkeypatch, is_traced
 ):
@@ -275,6 +278,7 @@ class CountsInFunction(keras.layers.Layer):
         return x
 
 
+@pytest.mark.nightly
 def test_state_that_a_function_assigns_is_shared_by_each_step_that_calls_it():
     """TensorFlow does not trace it anew for the second one."""
     strategy = tfdist.AllReduceStrategy()

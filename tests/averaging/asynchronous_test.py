@@ -187,6 +187,7 @@ def test_late_changes_are_corrected(name):
     check_local_sgd(run, LocalSgd(server, lambda: oracles.Sgd(RATE)), LATE)
 
 
+@pytest.mark.nightly
 def test_updates_of_several_weigh_them_by_their_examples():
     """SoftSync: each update is of the next two changes."""
     run = VirtualWorkers(WORKERS, ParameterAveraging(PERIOD), SoftSync(2))

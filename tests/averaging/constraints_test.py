@@ -6,7 +6,6 @@ The gradient is the datum, the rate is one, and the weight begins with one.
 import keras
 import pytest
 
-from tests import nightly
 from tests.all_reduce.programs import Mean
 from tests.all_reduce.programs import batches
 import tfdist
@@ -30,9 +29,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", nightly.also(["an elastic force"], ["an outer optimizer"])
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["an elastic force", "an outer optimizer"])
 def test_parameters_meet_constraints_after_an_exchange(name):
     make, data, wanted = CASES[name]
     strategy = make()

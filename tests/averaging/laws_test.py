@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from tests import laws
-from tests import nightly
 from tests.averaging.rounds_test import batches
 from tests.averaging.virtual_workers import VirtualWorkers
 from tests.averaging.virtual_workers import linear
@@ -148,6 +147,7 @@ def test_elastic_move_conserves_the_sum(x, centre, workers, moving_rate):
     )
 
 
+@pytest.mark.nightly
 @laws.settings(max_examples=100)
 @given(
     own=st.lists(numbers, min_size=2, max_size=6),
@@ -174,9 +174,8 @@ def test_synchronous_elastic_move_conserves_the_sum(own, centre, moving_rate):
     )
 
 
-@pytest.mark.parametrize(
-    "waits", nightly.also([False], [True]), ids=["async", "sync"]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("waits", [False, True], ids=["async", "sync"])
 def test_elastic_move_conserves_the_sum_on_servers(waits):
     """All that changes the sum are the gradients, each of its own weights."""
     method = tfdist.ElasticAveragingStrategy(2, alpha=0.4).local_steps

@@ -144,6 +144,7 @@ def test_weights_that_are_set_in_the_midst_of_a_period():
         assert not local._own_values.shadow(variable.value).numpy().any()
 
 
+@pytest.mark.nightly
 def test_the_parameters_are_saved_not_the_look_ahead(tmp_path):
     """Each step's gradient is 1, so an exchange pushes two steps of 1."""
 

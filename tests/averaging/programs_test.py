@@ -171,12 +171,10 @@ WEIGHTS = averaging.ParameterAveraging(
 GRADIENTS = averaging.AccruedGradients(4, 4)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("local_steps", "in_fit"),
-    nightly.also(
-        [(GRADIENTS, True)],
-        [(WEIGHTS, False), (GRADIENTS, False), (WEIGHTS, True)],
-    ),
+    [(GRADIENTS, True), (WEIGHTS, False), (GRADIENTS, False), (WEIGHTS, True)],
 )
 def test_weights_that_are_set_at_the_end_stay(local_steps, in_fit):
     """As `EarlyStopping(restore_best_weights=True)` does."""

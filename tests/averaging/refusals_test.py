@@ -322,6 +322,7 @@ def test_steps_of_other_variables():
         model.train_on_batch(x, y)
 
 
+@pytest.mark.nightly
 def test_workers_with_other_local_steps():
     run = VirtualWorkers(2, ParameterAveraging(2), build=linear(lambda: "sgd"))
     run.runtimes[1].local.method = ParameterAveraging(3)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import nightly
 from tests.all_reduce import programs
 from tests.all_reduce.ctrl_c import handler
 from tests.all_reduce.ctrl_c import interrupting
@@ -58,6 +57,7 @@ def fail(*_, **__):
     raise ZeroDivisionError
 
 
+@pytest.mark.nightly
 def test_a_model_that_a_callback_makes_has_values_at_the_end(strategy):
     model, copies = linear(strategy), []
 
@@ -85,9 +85,8 @@ def test_a_model_made_after_an_exception_is_none_of_that_fit(strategy):
     assert programs.weight_of(other) == -4.0
 
 
-@pytest.mark.parametrize(
-    "name", nightly.also(["flush"], ["await_end_of_training"])
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["flush", "await_end_of_training"])
 def test_a_callback_at_the_end_does_not_wait_for_who_will_not_come_there(
     strategy, monkeypatch, name
 ):
@@ -104,6 +103,7 @@ def test_a_callback_at_the_end_does_not_wait_for_who_will_not_come_there(
     assert programs.weight_of(model) == -4.0
 
 
+@pytest.mark.nightly
 def test_where_a_worker_is_gone_who_is_left_saves_the_last_exchange(
     strategy, monkeypatch
 ):
@@ -213,6 +213,7 @@ def test_ctrl_c_in_a_barrier_leaves_no_comparison_to_the_others(
     assert programs.weight_of(model) == -5.0
 
 
+@pytest.mark.nightly
 def test_ctrl_c_in_the_first_step_leaves_its_optimizer_there(
     strategy, monkeypatch
 ):

@@ -10,7 +10,6 @@ import keras
 import numpy as np
 import pytest
 
-from tests import nightly
 from tests.averaging import oracles
 from tests.averaging.virtual_workers import VirtualWorkers
 from tests.averaging.virtual_workers import linear
@@ -113,9 +112,10 @@ CASES = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name",
-    nightly.also(["DiLoCo"], sorted(set(CASES) - {"DiLoCo"})),
+    ["DiLoCo", *sorted(set(CASES) - {"DiLoCo"})],
 )
 def test_what_becomes_of_the_mean_of_the_weights(name):
     case = CASES[name]

@@ -393,6 +393,7 @@ def test_a_finished_script_that_is_run_again_has_what_it_ended_with(
     assert_same(run(), expected, 0.0)
 
 
+@pytest.mark.nightly
 def test_earlier_calls_of_a_resumed_run_leave_weights_and_averages(tmp_path):
     """Both calls have one directory; an exception ends the second one."""
 
@@ -418,12 +419,13 @@ class Killed(Exception):
 
 @pytest.mark.parametrize(
     ("make_strategy", "make_optimizer"),
-    [
-        (tfdist.AsyncStrategy, _averaged),
-        (tfdist.AllReduceStrategy, _averaged),
-        # Two of the last epoch's four steps have been exchanged at its end.
-        (lambda: tfdist.DiLoCoStrategy(3), SGD),
-    ],
+    nightly.also(
+        [(tfdist.AllReduceStrategy, _averaged)],
+        [
+            (tfdist.AsyncStrategy, _averaged),
+            (lambda: tfdist.DiLoCoStrategy(3), SGD),
+        ],
+    ),
     ids=["async", "all_reduce", "diloco"],
 )
 def test_who_was_killed_after_the_last_epoch_ends_its_fit(

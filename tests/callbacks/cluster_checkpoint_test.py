@@ -102,9 +102,10 @@ def _leave_two_epochs(directory):
         number, state = files.newest()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name",
-    nightly.also([name for name in _CASES if name not in _SLOW], _SLOW),
+    [*[name for name in _CASES if name not in _SLOW], *_SLOW],
 )
 def test_resumed_training_is_the_one_that_never_stopped(tmp_path, name):
     strategy, model = start(*_CASES[name])

@@ -3,7 +3,6 @@
 import keras
 import pytest
 
-from tests import nightly
 from tests.callbacks.monitored import compiled_model
 from tests.callbacks.monitored import fit
 from tests.callbacks.monitored import rows_of
@@ -12,11 +11,10 @@ from tfdist.callbacks import ClusterMonitor
 from tfdist.runtime.checkpoint.training_state import TrainingState
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "synchronization",
-    nightly.also(
-        [tfdist.synchronization.Sync()], [tfdist.synchronization.Async()]
-    ),
+    [tfdist.synchronization.Sync(), tfdist.synchronization.Async()],
     ids=repr,
 )
 def test_a_second_fit_counts_its_own_steps(tmp_path, synchronization):
@@ -71,6 +69,7 @@ def numbered(monkeypatch):
     return number
 
 
+@pytest.mark.nightly
 def test_what_another_worker_did_in_an_earlier_fit_does_not_count(
     monkeypatch, numbered
 ):
@@ -126,6 +125,7 @@ def test_a_process_that_is_started_again_counts_from_where_its_fit_began(
     assert left["counts_before"]["pushed"] == 5
 
 
+@pytest.mark.nightly
 def test_a_process_that_passes_a_call_leaves_its_files(tmp_path, monkeypatch):
     strategy = tfdist.AsyncStrategy()
     model = compiled_model(strategy)
@@ -144,6 +144,7 @@ def test_a_process_that_passes_a_call_leaves_its_files(tmp_path, monkeypatch):
     assert monitor.jsonl_path.read_text() == written
 
 
+@pytest.mark.nightly
 def test_without_servers_each_call_of_fit_has_its_own_figures():
     model = compiled_model(tfdist.AllReduceStrategy())
     for batches in (2, 3):

@@ -57,12 +57,14 @@ class Evaluates(keras.callbacks.Callback):
         self.model.evaluate(x, x[:, :1], verbose=0)
 
 
+@pytest.mark.nightly
 def test_metrics_are_those_of_training_though_a_callback_evaluates(model):
     monitor = ClusterMonitor(verbose=0)
     history = fit(model, Evaluates(), monitor, batches=2)
     assert history["cluster_loss"] == pytest.approx(history["loss"])
 
 
+@pytest.mark.nightly
 def test_a_metric_with_several_numbers_does_not_end_training():
     strategy = tfdist.AsyncStrategy()
     with strategy.scope():
@@ -86,6 +88,7 @@ class OwnLogs(keras.Sequential):
         return {"cycle_loss": tf.ones([]), "mae": self.metrics[1].result()}
 
 
+@pytest.mark.nightly
 def test_a_metric_that_steps_do_not_report_is_not_shown():
     """Nothing may have updated it; `EarlyStopping` would watch a zero."""
     strategy = tfdist.AsyncStrategy()

@@ -289,6 +289,7 @@ def test_defaults_are_those_of_the_library():
     assert simulation_flags.OVERHEAD_MS == 1e3 * OVERHEAD_SECONDS
 
 
+@pytest.mark.nightly
 def test_a_step_of_one_machine_that_is_given_has_the_tail_too(
     tmp_path, monkeypatch
 ):

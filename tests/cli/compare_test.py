@@ -49,6 +49,7 @@ def ran(tmp_path_factory):
     return out.getvalue(), directory / "out"
 
 
+@pytest.mark.nightly
 def test_the_files_hold_every_method_and_size(ran):
     _, directory = ran
     with open(directory / "comparison.csv", encoding="utf-8") as file:

@@ -42,6 +42,7 @@ def ran(tmp_path_factory):
     return out.getvalue(), directory
 
 
+@pytest.mark.nightly
 def test_the_files_hold_the_training(ran):
     _, directory = ran
     history = json.loads((directory / "out" / "history.json").read_text())
@@ -93,6 +94,7 @@ def test_nothing_else_is_written(tmp_path):
     assert (result.returncode, result.stderr) == (0, "")
 
 
+@pytest.mark.nightly
 def test_it_is_what_simulate_does(ran):
     _, directory = ran
     written = json.loads((directory / "out" / "history.json").read_text())

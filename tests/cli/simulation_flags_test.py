@@ -158,6 +158,7 @@ def test_workers_must_be_there_in_the_smallest_cluster():
 # The model and the data.
 
 
+@pytest.mark.nightly
 def test_a_task_is_the_default():
     made = model_and_data()
     assert made.name == "digits"

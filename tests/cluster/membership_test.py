@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import nightly
 from tfdist.cluster import config as cluster_config
 from tfdist.cluster import fit_progress
 from tfdist.cluster import former_processes
@@ -355,7 +354,8 @@ def test_a_process_that_comes_to_nothing_is_not_what_its_next_one_follows(
     assert followed == [(0, 0), *(place for _, place in processes.values())]
 
 
-@pytest.mark.parametrize("busy", nightly.also([True], [False]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("busy", [True, False])
 def test_a_process_that_was_lost_with_the_first_server_is_told_of(
     monkeypatch, functions, busy
 ):

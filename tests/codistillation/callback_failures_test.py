@@ -36,6 +36,7 @@ UNUSABLE = (
 )
 
 
+@pytest.mark.nightly
 def test_training_goes_on_with_the_teacher_before(caplog):
     good = checkpoint(weights(), step=3)
     absent = OSError("the disk is gone"), PeerUnavailableError("no answer")
@@ -76,6 +77,7 @@ def test_what_was_refused_is_no_newer_than_what_came_after_it():
     assert known == [None, 4, 5, 5]
 
 
+@pytest.mark.nightly
 def test_each_that_was_refused_counts_though_why_is_told_once(caplog):
     bad = snapshot(build(2, units=4))
     exchange = ScriptedExchange([checkpoint(bad, number=n) for n in (4, 5)])
@@ -205,6 +207,7 @@ def test_what_was_due_is_made_up_for_when_the_thread_is_free():
     assert second == 7
 
 
+@pytest.mark.nightly
 def test_in_the_background_a_missing_peer_is_looked_for_often(monkeypatch):
     monkeypatch.setattr(callback_lib, "_LOOK_SECONDS", 0.0)
     came = threading.Event()
@@ -231,6 +234,7 @@ def test_in_the_background_a_missing_peer_is_looked_for_often(monkeypatch):
     assert [one.step for one in exchange.published] == [0, STEPS]
 
 
+@pytest.mark.nightly
 def test_while_one_peer_is_missing_the_others_are_not_asked_more(monkeypatch):
     monkeypatch.setattr(callback_lib, "_LOOK_SECONDS", 0.0)
     looked = threading.Event()
@@ -275,6 +279,7 @@ def test_old_teachers_retire_until_a_newer_one_comes():
     assert logs["teachers"] == [1.0]
 
 
+@pytest.mark.nightly
 def test_silent_peers_are_reported(caplog):
     exchange = ScriptedExchange([checkpoint(weights(), step=3)])
     with caplog.at_level(logging.WARNING, logger="absl"):

@@ -30,6 +30,7 @@ from tfdist.runtime.variables.variables import ReplicaVariable
 layers = keras.layers
 
 
+@pytest.mark.nightly
 def test_exchanges_begin_with_the_end_of_the_burn_in(capsys):
     exchange = ScriptedExchange()
     train(exchange, model=codistilled(build(), 3), exchange_every=4, verbose=1)
@@ -61,6 +62,7 @@ def test_what_is_published_is_the_student_at_that_step():
             np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.nightly
 def test_a_chief_publishes_no_weights_of_before_its_first_step():
     """Started again, it would replace what its group has learnt."""
     with tfdist.AsyncStrategy().scope():
@@ -124,6 +126,7 @@ def test_newest_teacher_replaces_the_one_before():
     assert watch.steps == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.nightly
 def test_staleness_is_recorded(tmp_path):
     exchange = ScriptedExchange(
         [
@@ -236,6 +239,7 @@ def test_one_fit_after_the_other():
     assert watch.steps == list(range(STEPS + 1, 2 * STEPS + 1))
 
 
+@pytest.mark.nightly
 def test_a_fit_that_fails_leaves_no_teachers():
     class Fails(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -252,6 +256,7 @@ def test_a_fit_that_fails_leaves_no_teachers():
     assert watch.steps == []
 
 
+@pytest.mark.nightly
 def test_summary_is_printed(capsys):
     exchange = ScriptedExchange([checkpoint(weights(), step=7)])
     train(exchange, verbose=1)

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import nightly
 from tests.codistillation import on_two_devices
 from tests.codistillation import oracles
 from tests.codistillation.classifiers import BATCH
@@ -79,7 +78,8 @@ def test_step_is_the_paper_s(distance, weighted):
     )
 
 
-@pytest.mark.parametrize("weighted", nightly.also([True], [False]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("weighted", [True, False])
 def test_a_smaller_batch_counts_by_its_examples(weighted):
     x, y = data(batches=2)
     x, y = x[: BATCH + BATCH // 4], y[: BATCH + BATCH // 4]
@@ -116,6 +116,7 @@ def test_a_loss_of_each_example_has_the_distance_in_it_once():
     np.testing.assert_allclose(totals[1], totals[0], rtol=1e-5)
 
 
+@pytest.mark.nightly
 def test_burn_in_is_exact_to_the_step():
     x, y = data(batches=6)
 
@@ -143,9 +144,8 @@ def test_burn_in_is_exact_to_the_step():
     assert [loss > 0 for _, loss in found] == [False] * 4 + [True] * 2
 
 
-@pytest.mark.parametrize(
-    "why", nightly.also(["none available"], ["no teachers"])
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("why", ["none available", "no teachers"])
 def test_without_teachers_it_is_plain_keras(why):
     x, y = data(batches=4)
     plain = trained(deep(1), "adam", metrics=["accuracy"])

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests import nightly
 from tests.codistillation import oracles
 from tests.codistillation.classifiers import CLASSES
 from tests.codistillation.classifiers import FEATURES
@@ -53,6 +54,7 @@ def test_inputs_reach_the_student_with_the_dtype_they_have():
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3)
 
 
+@pytest.mark.nightly
 def test_inputs_that_are_left_out():
     x, y = data()
     keras.utils.set_random_seed(1)
@@ -338,14 +340,16 @@ def two_outputs(seed):
 
 @pytest.mark.parametrize(
     ("build", "loss", "weights"),
-    [
-        (linear, ["mse", "mae"], [0.5, 0.25]),
-        (
-            two_outputs,
-            {"a": ["mse", "mae"], "b": "mse"},
-            {"a": [0.5, 0.25], "b": 2.0},
-        ),
-    ],
+    nightly.also(
+        [(linear, ["mse", "mae"], [0.5, 0.25])],
+        [
+            (
+                two_outputs,
+                {"a": ["mse", "mae"], "b": "mse"},
+                {"a": [0.5, 0.25], "b": 2.0},
+            )
+        ],
+    ),
 )
 def test_several_losses_of_one_output_need_one_of_codistillation(
     build, loss, weights

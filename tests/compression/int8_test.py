@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 from tests.compression import runs
 from tfdist.compression import Int8
 
@@ -28,7 +29,7 @@ def oracle(vector, noise=None):
     return decoded, np.array(scales)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", nightly.also(["float64"], ["float32"]))
 def test_nearest(dtype):
     run = runs.Run(Int8(dense_below=0), SIZE, tf.as_dtype(dtype))
     for vector in runs.vectors(SIZE, 3, dtype=dtype):
@@ -49,6 +50,7 @@ def test_stochastic():
         runs.same(run.send(vector), oracle(vector, noise)[0])
 
 
+@pytest.mark.nightly
 def test_stochastic_rounding_is_right_on_average():
     run = runs.Run(Int8("stochastic", dense_below=0), 256)
     vector = np.linspace(-1, 1, 256, dtype=np.float32)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 from tests.compression import runs
 from tfdist.compression import Threshold
 from tfdist.compression import base
@@ -91,7 +92,7 @@ def test_without_a_threshold_it_is_the_uncompressed_method():
     assert state == after == {}
 
 
-@pytest.mark.parametrize("wrong_by", [10.0, 0.1])
+@pytest.mark.parametrize("wrong_by", nightly.also([10.0], [0.1]))
 def test_tau_reaches_its_target(wrong_by):
     """Within 200 messages, of a start that is wrong by ten times."""
     size, density = 20_000, 1 / 100

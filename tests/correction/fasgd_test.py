@@ -66,6 +66,7 @@ def test_late_gradients_count_less(staleness, tau):
         np.testing.assert_allclose(found, fresh / tau, rtol=1e-6)
 
 
+@pytest.mark.nightly
 def test_constant_gradients_are_bounded():
     """Rounding makes n - b^2 negative; sigma is at least 0.001."""
     found = run(FASGD(), [[0.1, 1e-5]] * 200)

@@ -75,6 +75,7 @@ def test_one_worker_of_several_places_shuffles_anew():
     assert read(dataset) != read(dataset)
 
 
+@pytest.mark.nightly
 def test_batches_can_be_shuffled_each_by_itself():
     found = []
     adapter = adapter_of(shuffle="batch")

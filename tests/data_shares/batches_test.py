@@ -4,6 +4,7 @@ import keras
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 import tfdist
 
 X, Y = tf.ones([6, 4, 4]), tf.ones([6, 1])
@@ -18,6 +19,7 @@ def model_of(*layers):
     return model
 
 
+@pytest.mark.nightly
 def test_examples_for_a_built_model_are_refused():
     model = model_of(keras.Input([4, 4]))
     data = tf.data.Dataset.from_tensor_slices((X, Y))
@@ -60,7 +62,9 @@ def test_a_step_of_the_user_s_may_have_scalars_beside_its_batches():
     assert history.history["scaled_loss"][0] > 0
 
 
-@pytest.mark.parametrize("size, is_known", [(2, False), (1, False), (1, True)])
+@pytest.mark.parametrize(
+    "size, is_known", nightly.also([(1, False), (1, True)], [(2, False)])
+)
 def test_batches_of_scalars_are_none(size, is_known):
     """Keras gives them the last dimension that the model has."""
     with tfdist.AsyncStrategy().scope():

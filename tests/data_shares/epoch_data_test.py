@@ -65,9 +65,10 @@ class Source:
         return model
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "shapes",
-    nightly.also([([None, None], [None, 1])], [((([None, 2], [None, 1])),)]),
+    [([None, None], [None, 1]), ((([None, 2], [None, 1])),)],
 )
 def test_a_model_is_built_without_an_iterator_of_its_own(shapes):
     source = Source()
@@ -99,7 +100,8 @@ def _of_lengths(batch, index, number):
     return tuple(np.repeat(part[:, None], rows, 1) for part in batch)
 
 
-@pytest.mark.parametrize("lengths", nightly.also([2], [1]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("lengths", [2, 1])
 def test_threads_of_a_data_set_read_each_batch_once(lengths):
     source = Source()
     model = source.model()
@@ -114,6 +116,7 @@ def test_threads_of_a_data_set_read_each_batch_once(lengths):
     assert sorted(source.made) == [0, 0, 1, 1, *range(2, BATCHES)]
 
 
+@pytest.mark.nightly
 def test_no_data_at_all_is_an_epoch_without_steps():
     source = Source()
     model = source.model()
@@ -148,7 +151,8 @@ def test_what_is_asked_of_files_is_not_asked_of_what_is_made_of_them(tmp_path):
     assert not shares._has_enough_files(Source().dataset(None, None), 2)
 
 
-@pytest.mark.parametrize("as_dataset", nightly.also([True], [False]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("as_dataset", [True, False])
 def test_a_model_is_built_for_inputs_that_are_not_there(as_dataset):
     with tfdist.AsyncStrategy().scope():
         x = keras.Input((2,), name="x")
@@ -178,14 +182,11 @@ class Either(keras.layers.Layer):
         return input_shape[0]
 
 
-@pytest.mark.parametrize(
-    "left_out", [(2, 1), *nightly.also([], [((0, 2),), ((2, 0),)])]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("left_out", [(2, 1), *[((0, 2),), ((2, 0),)]])
 @pytest.mark.parametrize(
     "kind",
-    nightly.also(
-        ["PyDataset"], ["array", "cache", "lengths", "shuffle", "threads"]
-    ),
+    ["PyDataset", "array", "cache", "lengths", "shuffle", "threads"],
 )
 def test_what_is_left_out_is_what_would_have_come_first(kind, left_out):
     """The epochs from there on are those of a worker that was there."""
@@ -202,8 +203,14 @@ def test_what_is_left_out_is_what_would_have_come_first(kind, left_out):
 @pytest.mark.parametrize(
     ("kind", "share", "lasts"),
     nightly.also(
-        [(2, (2, 0), 2), ("PyDataset with steps", (2, 0), 2)],
-        [(1, (2, 0), 3), (2, (2, 1), 1), (4, (2, 0), 1), (5, (2, 1), 1)],
+        [(2, (2, 0), 2)],
+        [
+            ("PyDataset with steps", (2, 0), 2),
+            (1, (2, 0), 3),
+            (2, (2, 1), 1),
+            (4, (2, 0), 1),
+            (5, (2, 1), 1),
+        ],
     ),
 )
 def test_an_order_lasts_for_several_epochs_where_steps_are_counted(
@@ -221,6 +228,7 @@ def test_an_order_lasts_for_several_epochs_where_steps_are_counted(
     assert _epochs(kind, (4, 0), 2, share=share)[0] == whole[begin]
 
 
+@pytest.mark.nightly
 def test_a_worker_with_a_backup_goes_on_with_the_order_of_its_epoch(tmp_path):
     keras.utils.set_random_seed(1)
     whole = _epochs("array", (0, 0), 4)
@@ -260,8 +268,9 @@ def test_rows_of_several_lengths_do_not_change_the_order_of_batches():
     )
 
 
-@pytest.mark.parametrize("workers", nightly.also([2], [1]))
-@pytest.mark.parametrize("by_callback", nightly.also([False], [True]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("workers", [2, 1])
+@pytest.mark.parametrize("by_callback", [False, True])
 def test_a_data_set_may_become_shorter_with_each_epoch(workers, by_callback):
     """No worker reads beyond its end, and none leaves a batch to nobody."""
     parts = []

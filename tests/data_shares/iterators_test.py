@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import nightly
 from tests import waits
 import tfdist
 from tfdist.data_shares import iterators
@@ -62,12 +61,10 @@ def test_several_iterators_are_deleted_one_after_another():
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("call", "steps"),
-    nightly.also(
-        [("fit", "steps_per_epoch")],
-        [("evaluate", "steps"), ("predict", "steps")],
-    ),
+    [("fit", "steps_per_epoch"), ("evaluate", "steps"), ("predict", "steps")],
 )
 def test_keras_does_not_wait_for_the_end_of_its_iterator(call, steps):
     with tfdist.AsyncStrategy().scope():

@@ -51,6 +51,7 @@ PLACES = st.lists(
 )
 
 
+@pytest.mark.nightly
 @laws.settings(4, nightly=100)
 @given(PLACES)
 def test_any_batch_can_come_after_any_other(places):

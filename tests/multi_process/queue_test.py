@@ -29,7 +29,7 @@ def check(workers, epochs=1, outputs=1):
         assert all(last == expected for last in report["by_epoch"][-1:])
 
 
-@pytest.mark.smoke
+@pytest.mark.nightly
 def test_a_killed_worker_s_portion_is_gone_on_with_where_it_was(cluster):
     made = cluster(num_workers=3)
     made.start_servers()

@@ -161,7 +161,7 @@ def test_sync_is_one_machine_with_the_n_fold_batch(cluster):
         assert all(accepted for _, _, accepted, _ in report["exchanges"])
 
 
-@pytest.mark.smoke
+@pytest.mark.nightly
 def test_backup_workers_take_the_first_gradients(cluster):
     """With `on_drop="next"`: simulation_agreement_test.py."""
     steps = 30

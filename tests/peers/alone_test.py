@@ -33,6 +33,7 @@ def weights_after(model, steps):
     return found
 
 
+@pytest.mark.nightly
 def test_without_compression_it_is_keras_to_the_bit():
     plain, *others = (
         weights_after(
@@ -51,6 +52,7 @@ def test_without_compression_it_is_keras_to_the_bit():
         np.testing.assert_array_equal(found, plain)
 
 
+@pytest.mark.nightly
 def test_with_a_threshold_it_is_strom_s_rule():
     strategy = tfdist.PeerToPeerStrategy(tfdist.compression.Threshold(TAU))
     model = programs.model_of(
@@ -308,6 +310,7 @@ def test_who_has_joined_is_not_stopped_early_in_later_calls_of_fit(name):
     assert stopped == [{1}, set()]
 
 
+@pytest.mark.nightly
 def test_weights_that_code_sets_are_known_however_it_sets_them(tmp_path):
     strategy = tfdist.PeerToPeerStrategy()
     model = programs.model_of(strategy)

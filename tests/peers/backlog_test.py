@@ -3,6 +3,7 @@
 import hypothesis
 from hypothesis import strategies as st
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tests import laws
@@ -96,6 +97,7 @@ def test_what_is_summed_up_has_the_bytes_of_the_vector():
     assert backlog.take() is None
 
 
+@pytest.mark.nightly
 def test_what_waits_for_a_joiner_is_not_summed_up_before_it_says_what_it_has():
     vectors = np.ones([100, SIZE], "float32")
     updates = updates_of(vectors, np.ones(100))

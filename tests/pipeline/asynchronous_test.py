@@ -54,18 +54,17 @@ def check_against_numpy(schedule, depth, micro_batches, sync, **options):
     assert int(model.optimizer.iterations) == len(units) // batch_units
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("schedule", "depth", "micro_batches", "sync"),
-    nightly.also(
-        [("pipedream_2bw", 2, 2, False)],
-        [
-            ("pipedream_2bw", 3, 3, False),
-            ("pipedream", 3, 1, False),
-            ("pipedream", 2, 2, True),
-            ("spectrain", 3, 1, False),
-            ("ftpipe", 3, 2, False),
-        ],
-    ),
+    [
+        ("pipedream_2bw", 2, 2, False),
+        ("pipedream_2bw", 3, 3, False),
+        ("pipedream", 3, 1, False),
+        ("pipedream", 2, 2, True),
+        ("spectrain", 3, 1, False),
+        ("ftpipe", 3, 2, False),
+    ],
 )
 def test_graphs_train_as_numpy_does(schedule, depth, micro_batches, sync):
     check_against_numpy(schedule, depth, micro_batches, sync)
@@ -163,12 +162,15 @@ def noisy(constraint=None):
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("kind", "schedule"),
-    nightly.also(
-        [("mlp", "pipedream_2bw")],
-        [("noisy", "ftpipe"), ("skip", "pipedream"), ("two", "ftpipe")],
-    ),
+    [
+        ("mlp", "pipedream_2bw"),
+        ("noisy", "ftpipe"),
+        ("skip", "pipedream"),
+        ("two", "ftpipe"),
+    ],
 )
 def test_a_batch_that_is_alone_in_the_pipeline_is_trained_as_by_keras(
     kind, schedule

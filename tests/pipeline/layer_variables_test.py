@@ -105,18 +105,17 @@ def measured(schedule, run_eagerly, stages=("b",), **options):
     return model
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("schedule", "options"),
-    nightly.also(
-        [("gpipe", {"recompute": True, "stages": ["b", "c"]})],
-        [
-            ("1f1b", {}),
-            ("pipedream", {"stages": ["b", "c"]}),
-            ("pipedream_2bw", {}),
-        ],
-    ),
+    [
+        ("gpipe", {"recompute": True, "stages": ["b", "c"]}),
+        ("1f1b", {}),
+        ("pipedream", {"stages": ["b", "c"]}),
+        ("pipedream_2bw", {}),
+    ],
 )
-@pytest.mark.parametrize("run_eagerly", nightly.also([True], [False]))
+@pytest.mark.parametrize("run_eagerly", [True, False])
 def test_a_layers_metrics_are_those_of_all_micro_batches(
     schedule, options, run_eagerly
 ):
@@ -158,7 +157,7 @@ class Traced(layers.Dense):
         return super().call(x)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "pipedream"])
+@pytest.mark.parametrize("schedule", nightly.also(["gpipe"], ["pipedream"]))
 def test_functions_of_layers_of_eager_stages_see_the_weights_of_now(schedule):
     trained = []
     for layer in (layers.Dense, Traced):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 from tfdist.pipeline import losses
 from tfdist.pipeline import pipelined
 
@@ -46,6 +47,7 @@ def test_losses_that_are_no_loss_per_example_are_refused():
         check([scalar, "mse"], [y], [y, y])
 
 
+@pytest.mark.nightly
 def test_losses_of_all_examples_together_are_refused():
     y = tf.zeros((4, 2))
     check = losses.check_per_example
@@ -107,7 +109,7 @@ def test_losses_given_unknown_targets_are_refused_if_they_may_be_wrong(loss):
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("run_eagerly", [True, False])
+@pytest.mark.parametrize("run_eagerly", nightly.also([True], [False]))
 def test_losses_of_outputs_shown_of_sums_are_those_of_the_batch(run_eagerly):
     """Eagerly, Keras weights batches with their examples."""
     x = np.arange(7.0)[:, None]

@@ -27,6 +27,7 @@ def cut(batch, size, count):
     )
 
 
+@pytest.mark.nightly
 @laws.settings(max_examples=60)
 @given(size=sizes, count=counts)
 def test_micro_batches_together_are_the_batch(size, count):

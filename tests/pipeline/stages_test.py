@@ -230,6 +230,7 @@ def test_devices_are_as_many_as_stages():
         stages_lib.split(models.make("mlp"), ["b"], ["CPU:0"])
 
 
+@pytest.mark.nightly
 def test_a_layer_of_two_stages_runs_on_the_device_of_each():
     model = models.make("tied")
     pipeline(model, models.KINDS["tied"].stages, DEVICES)

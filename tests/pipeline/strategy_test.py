@@ -49,6 +49,7 @@ def plain():
     return model, fitted(model, validation_data=data(5))
 
 
+@pytest.mark.nightly
 def test_fit_under_the_strategy_is_that_without(plain, tmp_path):
     strategy = strategy_of()
     epochs = []
@@ -91,6 +92,7 @@ def test_fit_under_the_strategy_is_that_without(plain, tmp_path):
     )
 
 
+@pytest.mark.nightly
 def test_models_that_are_no_pipeline_are_not_trained():
     strategy = strategy_of()
     with strategy.scope():
@@ -276,6 +278,7 @@ def test_what_is_in_flight_comes_back_before_anyone_looks(
         assert calls
 
 
+@pytest.mark.nightly
 def test_a_compiled_model_becomes_a_pipeline_outside_the_scope():
     strategy = strategy_of(schedule="pipedream", stages=2)
     with strategy.scope():
@@ -286,6 +289,7 @@ def test_a_compiled_model_becomes_a_pipeline_outside_the_scope():
     assert model.optimizer.built
 
 
+@pytest.mark.nightly
 def test_layers_of_a_pipeline_are_trained_in_another_one():
     """As where a head is trained first, and then another one on its body."""
     strategy = strategy_of(stages=2)

@@ -162,6 +162,7 @@ def test_everything_of_a_stage_is_on_its_device(traced):
     assert {op.device[-5:] for op in regularizers} == {DEVICES[2]}
 
 
+@pytest.mark.nightly
 def test_no_gradients_are_computed_of_what_is_not_trained(graphs):
     """Of the input, and of layers before the first that is trained."""
     graph, model = graphs("1f1b")

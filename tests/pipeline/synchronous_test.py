@@ -271,6 +271,7 @@ def dropped(schedule, recompute, examples=8):
     return gradients, outputs[0]
 
 
+@pytest.mark.nightly
 def test_recomputation_has_the_same_dropout(float64):
     expected, outputs = dropped("gpipe", False)
     # Each micro-batch has a mask of its own; else these would repeat.
@@ -325,9 +326,10 @@ def assert_same_training(found, expected):
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "kind, schedule, micro_batches, recompute",
-    nightly.also([("skip", "1f1b", 5, True)], [("convnet", "gpipe", 3, False)]),
+    [("skip", "1f1b", 5, True), ("convnet", "gpipe", 3, False)],
 )
 def test_training_is_that_without_a_pipeline(
     kind, schedule, micro_batches, recompute, float64

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 from tests.pipeline import chains
 from tests.pipeline import oracles
 from tfdist.pipeline import pipelined
@@ -45,6 +46,7 @@ class Stop(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.nightly
 def test_every_epoch_of_fit_has_each_example_once():
     x = np.random.default_rng(0).normal(size=(17, 3))
     y = np.arange(17.0)[:, None] * [1.0, 0.0]
@@ -169,7 +171,7 @@ def test_layers_frozen_or_loaded_while_units_are_in_flight(tmp_path, schedule):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("sync", [False, True])
+@pytest.mark.parametrize("sync", nightly.also([False], [True]))
 def test_no_more_versions_of_weights_are_kept_than_the_paper_says(sync):
     depth = 4
     model = chains.chain(

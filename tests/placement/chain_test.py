@@ -171,6 +171,7 @@ def check(graph, devices, pipeline, objective):
         assert all(size <= devices.limit(device) for device in used)
 
 
+@pytest.mark.nightly
 @laws.settings(max_examples=60)
 @given(cost_graphs.chains(8), cost_graphs.devices(4), pipelines)
 def test_stages_are_the_best_of_all_that_fit(graph, devices, pipeline):

@@ -35,6 +35,7 @@ def test_a_name_beats_a_pattern_and_a_later_pattern_an_earlier_one():
     }
 
 
+@pytest.mark.nightly
 def test_a_path_names_one_of_several_layers_of_one_name():
     assert chosen("transformer", {"block_1/wide": 1}) == {"block_1/wide": 1}
     assert set(chosen("transformer", {"wide": 1})) == {

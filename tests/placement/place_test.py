@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import nightly
 from tests.placement import zoo
 from tests.placement.graphs import COLOCATED
 from tests.placement.graphs import nodes
@@ -69,9 +68,10 @@ def expected(name, homes):
     return homes[max(found, key=len)] if found else None
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name",
-    nightly.also(["shared"], ["lstm", "transformer", "nested", "subclassed"]),
+    ["shared", "lstm", "transformer", "nested", "subclassed"],
 )
 def test_placed_is_unplaced(name):
     x, y = zoo.data(name)
@@ -120,6 +120,7 @@ def test_placed_is_unplaced(name):
     assert variables > 3
 
 
+@pytest.mark.nightly
 def test_what_crosses_is_what_must():
     """No gradient, no slot and no loss visits another device."""
     x, y = zoo.data("shared")
@@ -144,6 +145,7 @@ def test_what_crosses_is_what_must():
     assert layer(tf.zeros((2, 6))).device.endswith("CPU:2")
 
 
+@pytest.mark.nightly
 def test_layers_that_were_not_named_stay_with_their_inputs():
     """Forward and backward: nothing of them crosses."""
     model = keras.Sequential(
@@ -320,6 +322,7 @@ def test_a_model_that_is_placed_later_is_not_compiled_by_xla():
     assert not model.jit_compile
 
 
+@pytest.mark.nightly
 def test_the_report_can_be_read():
     model, where = zoo.build("transformer")
     placement.place(model, where)

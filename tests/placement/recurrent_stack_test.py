@@ -83,6 +83,7 @@ def test_is_the_stack(kind, chunks, return_sequences, masked):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_a_layer_waits_for_its_chunk_only():
     model = stacked(keras.layers.LSTM, False, 3)
     placement.place(model, {"*/low": "CPU:1", "*/up": "CPU:2"})

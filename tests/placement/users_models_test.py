@@ -54,6 +54,7 @@ def block(name):
     return keras.Model(inputs, outputs, name=name)
 
 
+@pytest.mark.nightly
 def test_slots_of_layers_with_one_name_are_with_their_layers():
     """Variables of blocks made by one function have the same paths."""
     inputs = keras.Input((8,))

@@ -49,7 +49,7 @@ def counted(report):
     return [one["counted"] for one in report["counts"].values()]
 
 
-@pytest.mark.smoke
+@pytest.mark.nightly
 def test_kill_9_in_the_middle_of_a_portion_changes_nothing(cluster):
     """Each worker computes a portion, and waits in the second one."""
     made = cluster(num_ps=2, num_workers=3)

@@ -3,6 +3,7 @@
 import itertools
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tests.sandblaster import functions
@@ -50,6 +51,7 @@ def test_a_sum_begins_at_0_without_deposits_of_before():
     np.testing.assert_array_equal(shards.fetch("mean"), np.full(3, 5.0))
 
 
+@pytest.mark.nightly
 def test_the_sum_is_the_same_to_the_bit_in_whatever_order_they_come():
     random = np.random.default_rng(0)
     gradients = random.normal(size=(6, 50)) * 10.0 ** np.arange(6)[:, None]

@@ -8,7 +8,6 @@ import pytest
 import scipy.optimize
 import tensorflow as tf
 
-from tests import nightly
 from tests.sandblaster import tasks
 from tests.sandblaster.fits import fit
 from tests.sandblaster.fits import own_step
@@ -72,6 +71,7 @@ def test_a_compiled_step_does_the_same(strategy):
     np.testing.assert_allclose(*losses, rtol=1e-12)
 
 
+@pytest.mark.nightly
 def test_a_call_that_raises_before_its_first_step_is_none(strategy, tmp_path):
     """Of the others' calls, its next one is the one that it was to be."""
     model, numbers = tasks.make_model(strategy, line_search="armijo"), []
@@ -311,7 +311,8 @@ def test_sample_weights_count(strategy):
     np.testing.assert_allclose(strategy.iterations[-1]["value"], whole)
 
 
-@pytest.mark.parametrize("metrics", nightly.also([[]], [["mae"]]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("metrics", [[], ["mae"]])
 def test_the_log_of_a_train_step_without_metrics_is_the_loss(strategy, metrics):
     logs = fit(own_step(strategy, metrics), 2).history
     values = [one["value"] for one in strategy.iterations[-2:]]
@@ -430,7 +431,8 @@ def test_a_worker_that_begins_waits_for_what_the_chief_puts_back():
     assert one._training.await_coordinator.called
 
 
-@pytest.mark.parametrize("exits", nightly.also([False], [True]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("exits", [False, True])
 def test_a_chief_that_takes_note_of_a_notice_ends_its_fit(
     strategy, monkeypatch, exits
 ):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import nightly
 from tests.sandblaster import ending_tasks
 from tests.sandblaster import tasks
 from tests.sandblaster.fits import fit
@@ -117,7 +116,8 @@ def test_a_restarted_chief_with_a_backup_leaves_no_iteration_out(
     assert found == losses()[3:]
 
 
-@pytest.mark.parametrize("has_file", nightly.also([True], [False]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("has_file", [True, False])
 def test_a_chief_killed_in_a_resumed_run_makes_as_many_iterations(
     alone, tmp_path, has_file
 ):
@@ -140,6 +140,7 @@ def test_a_chief_killed_in_a_resumed_run_makes_as_many_iterations(
     assert alone._training.board.read()["done"] == 4
 
 
+@pytest.mark.nightly
 def test_a_restarted_chief_stops_where_the_process_before_has_stopped(alone):
     """A callback had ended the call, of which the others have heard."""
     losses = fit(
@@ -149,6 +150,7 @@ def test_a_restarted_chief_stops_where_the_process_before_has_stopped(alone):
     assert fit(tasks.make_model(alone), 9).history["loss"] == losses[2:]
 
 
+@pytest.mark.nightly
 def test_a_chief_killed_after_the_last_backup_ends_the_call(alone, tmp_path):
     """The others wait for its end, which it tells them after a step."""
     backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import scipy.optimize
 
-from tests import nightly
 from tests.sandblaster import functions
 from tfdist.sandblaster import commands
 from tfdist.sandblaster import line_search
@@ -81,12 +80,15 @@ def test_n_steps_find_the_minimum_of_a_quadratic():
     np.testing.assert_allclose(x, function.minimum, atol=1e-6)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("damping", "search"),
-    nightly.also(
-        [(False, "strong_wolfe")],
-        [(False, "armijo"), (True, "strong_wolfe"), (True, "armijo")],
-    ),
+    [
+        (False, "strong_wolfe"),
+        (False, "armijo"),
+        (True, "strong_wolfe"),
+        (True, "armijo"),
+    ],
 )
 def test_rosenbrock_ends_in_the_valley(search, damping):
     x, found = minimize(
@@ -124,6 +126,7 @@ def test_a_small_decrease_is_convergence():
     assert values[-3] - values[-2] > 1e-3
 
 
+@pytest.mark.nightly
 def test_where_no_direction_decreases_it_is_stuck():
     def wrong(x):
         return float(np.sum(x**2)), -2 * x
@@ -162,7 +165,8 @@ def saddle(x):
     return value, np.array([-np.sin(a) + 0.02 * a, 10 * b])
 
 
-@pytest.mark.parametrize("damping", nightly.also([False], [True]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("damping", [False, True])
 def test_pairs_of_negative_curvature_are_left_out_or_damped(damping):
     made = functions.make_shards(np.array([0.3, 1.0]), 1, 3)
     one = minimizer.Minimizer(made, 3, line_search.Armijo(), damping)

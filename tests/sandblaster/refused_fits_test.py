@@ -206,6 +206,7 @@ def test_a_train_step_with_other_gradients_is_refused(strategy, given, message):
         fit(model, 1)
 
 
+@pytest.mark.nightly
 def test_it_has_no_step_of_a_batch(strategy):
     model = tasks.make_model(strategy)
     x, y = tasks.data()

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import nightly
 from tests.sandblaster import functions
 from tests.sandblaster import tasks
 import tfdist
@@ -301,7 +300,8 @@ class Noisy:
         return float(x @ x)
 
 
-@pytest.mark.parametrize("damping", nightly.also([False], [True]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("damping", [False, True])
 def test_pairs_of_too_little_curvature_are_left_out_or_damped(damping):
     start = np.linspace(-1, 1, 6)
     shards = functions.make_shards(start, 1, MEMORY)

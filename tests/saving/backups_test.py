@@ -116,7 +116,8 @@ def test_the_call_after_one_that_was_resumed_has_all_its_epochs(
     assert model.fit(x, x, epochs=3, verbose=0).epoch == [0, 1, 2]
 
 
-@pytest.mark.parametrize("has_committed", nightly.also([False], [True]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("has_committed", [False, True])
 def test_what_servers_have_lost_is_as_in_the_backup(tmp_path, has_committed):
     """As when all workers and one of several servers died."""
     run = next(_runs)
@@ -141,6 +142,7 @@ def test_what_servers_have_lost_is_as_in_the_backup(tmp_path, has_committed):
     np.testing.assert_array_equal(again.values()[0], saved[0])
 
 
+@pytest.mark.nightly
 def test_a_new_run_begins_with_the_backup(tmp_path):
     first = chief(next(_runs))
     x = np.ones([4, delay_test.FEATURES], "float32")

@@ -79,6 +79,7 @@ def test_a_free_network_gives_n_times_one_machine():
     assert advice.remedies == []
 
 
+@pytest.mark.nightly
 def test_a_full_link_of_the_server_gives_its_bytes_per_second():
     # Each gradient of 125 MB, a gigabit, takes the server's link a second.
     network = Network(bandwidth_gbps=1000, server_bandwidth_gbps=1)
@@ -109,6 +110,7 @@ def test_nothing_is_said_of_portions_that_gain_nothing(strategy, slow):
     assert not any("portions" in text for text in advice.verdict)
 
 
+@pytest.mark.nightly
 def test_portions_are_named_where_fixed_shares_take_much_longer():
     compute = SlowWorkers(Constant(0.1), {0: 4})
     advice, _ = advised(measured(), "async", compute=compute, steps=60)
@@ -383,7 +385,8 @@ def test_corrections_that_send_copies_push_twice_as_much():
     assert prediction.updates_per_second == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("strategy", nightly.also(["softsync"], ["async"]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("strategy", ["softsync", "async"])
 def test_it_agrees_with_timing(strategy):
     network = Network(1e-3, 1.0, server_seconds=2e-3)
     found = played(
@@ -405,6 +408,7 @@ def test_it_agrees_with_timing(strategy):
     )
 
 
+@pytest.mark.nightly
 def test_the_table_and_the_figures_name_what_is_recommended():
     advice, _ = advised(
         measured(floats=16), "sync", "async", num_workers=[4, 2]

@@ -78,6 +78,7 @@ def test_every_figure_is_that_of_the_histories(compared):
     assert all(h.model is None for h in histories)
 
 
+@pytest.mark.nightly
 def test_one_machine_has_no_network(compared):
     (history, _) = compared.histories(ONE_MACHINE, 1)
     assert history.num_workers == 1
@@ -89,6 +90,7 @@ def test_one_machine_has_no_network(compared):
     assert alone["gigabytes"] == 0
 
 
+@pytest.mark.nightly
 def test_what_is_compared_is_what_simulate_does(compared):
     alone = simulation.simulate(
         small_model(0.5),

@@ -56,9 +56,10 @@ def adam():
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "exchange",
-    nightly.also(EXCHANGES[:1], EXCHANGES[1:]),
+    [*EXCHANGES[:1], *EXCHANGES[1:]],
     ids=lambda exchange: exchange.name,
 )
 def test_one_worker_is_keras_fit(exchange):
@@ -138,7 +139,9 @@ def test_each_worker_has_dropout_masks_of_its_own(exchange):
 
 @pytest.mark.parametrize(
     ("exchange", "strategy"),
-    [(ServerExchange(), "async"), (SynchronousExchange(), "sync")],
+    nightly.also(
+        [(SynchronousExchange(), "sync")], [(ServerExchange(), "async")]
+    ),
     ids=["server", "all_reduce"],
 )
 def test_dense_exchanges_are_the_methods_of_the_other_simulator(

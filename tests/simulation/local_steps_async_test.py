@@ -48,6 +48,7 @@ def compare(history, exchange, **inner):
     check(history, wanted)
 
 
+@pytest.mark.nightly
 def test_elastic_averaging_moves_both_sides_by_one_difference():
     history = simulate(
         "easgd:period=2:alpha=0.3",
@@ -66,6 +67,7 @@ def test_elastic_averaging_moves_both_sides_by_one_difference():
     compare(history, exchange, momentum=0.6, nesterov=True)
 
 
+@pytest.mark.nightly
 def test_delayed_nesterov_takes_its_turn_with_the_last_of_all_workers():
     c = 0.2
     history = simulate(
@@ -103,6 +105,7 @@ def test_corrections_see_the_change_and_what_it_was_made_from():
     compare(history, exchange)
 
 
+@pytest.mark.nightly
 def test_softsync_weighs_by_examples_whoever_they_are_of():
     history = simulate(
         Method(

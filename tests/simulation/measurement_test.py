@@ -129,6 +129,7 @@ def test_what_is_frozen_is_not_sent():
     assert history.push_bytes == history.pull_bytes == sent
 
 
+@pytest.mark.nightly
 def test_of_an_embedding_the_rows_of_a_batch_are_pushed():
     model = keras.Sequential(
         [

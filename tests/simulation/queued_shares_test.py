@@ -143,6 +143,7 @@ def test_every_batch_counts_once(
     assert batches_of(history) == list(range(epochs * steps))
 
 
+@pytest.mark.nightly
 def test_it_trains_as_shares_do_where_there_is_one_worker():
     histories = [
         simulation.simulate(

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests import nightly
 from tfdist import simulation
 from tfdist.runtime.exchange.journal import ExchangeRecord
 from tfdist.simulation.actions import Begin
@@ -139,7 +140,8 @@ def linear_model():
 
 
 @pytest.mark.parametrize(
-    "method", ["async", "dc_asgd:lambda_0=2.0:variance_decay=none"]
+    "method",
+    nightly.also(["dc_asgd:lambda_0=2.0:variance_decay=none"], ["async"]),
 )
 def test_servers_give_parameters_of_different_versions(method):
     trace = trace_of(

@@ -273,6 +273,7 @@ def test_losses_are_those_of_the_real_strategy():
     assert rows[-1]["epoch"] == len(history.evaluation_seconds)
 
 
+@pytest.mark.nightly
 def test_workers_change_times_alone():
     slow = {"compute": SlowWorkers(Gamma(0.1), {1: 7})}
     one, other = minimized(workers=1), minimized(workers=4, **slow)

@@ -79,6 +79,7 @@ def test_shares_may_be_taken_as_workers_come():
         )
 
 
+@pytest.mark.nightly
 def test_synchronous_workers_wait_for_the_slowest():
     compute = SlowWorkers(Constant(1.0), {2: 2.5})
     history = timing("sync", num_workers=3, steps=12, compute=compute)
@@ -234,6 +235,7 @@ def test_nobody_waits_for_ever_for_one_that_is_only_slow():
     np.testing.assert_allclose(history.update_seconds[0], 301, atol=0.01)
 
 
+@pytest.mark.nightly
 def test_waiting_for_the_slow_while_another_is_dead_is_no_deadlock():
     compute = SlowWorkers(Constant(1.0), {0: 200})
     history = timing(

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import nightly
 from tests.multi_process import scripts
 from tests.simulation import quadratic
 from tfdist import simulation
@@ -68,9 +67,8 @@ def same(history, model):
         )
 
 
-@pytest.mark.parametrize(
-    "name", nightly.also(["rules, rates and clipping"], ["averages"])
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["rules, rates and clipping", "averages"])
 def test_one_worker_is_keras_fit_with_regularizers_dropout_and_weights(name):
     build = network(
         OPTIMIZERS[name], dropout=0.5, regularizer=keras.regularizers.L2(0.1)
@@ -318,6 +316,7 @@ def test_a_killed_workers_momentum_is_its_own_and_lost():
     )
 
 
+@pytest.mark.nightly
 def test_the_figures_can_be_written_and_read(tmp_path):
     history = run(
         "backup_workers:backup_workers=1",

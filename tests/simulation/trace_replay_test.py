@@ -7,7 +7,6 @@ import keras
 import numpy as np
 import pytest
 
-from tests import nightly
 from tfdist import simulation
 from tfdist.runtime.exchange.journal import ExchangeRecord
 
@@ -95,18 +94,17 @@ def softsync():
     return simulate("softsync:s=2")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "method",
-    nightly.also(
-        ["softsync:s=2:correction=inverse_staleness"],
-        [
-            "backup_workers:on_drop=retry",
-            "dc_asgd:lambda_0=2.0",
-            "bounded_staleness:max_staleness=2:correction=gap_aware",
-            "sync",
-            "backup_workers",
-        ],
-    ),
+    [
+        "softsync:s=2:correction=inverse_staleness",
+        "backup_workers:on_drop=retry",
+        "dc_asgd:lambda_0=2.0",
+        "bounded_staleness:max_staleness=2:correction=gap_aware",
+        "sync",
+        "backup_workers",
+    ],
 )
 def test_a_simulated_training_replays_to_the_bit(tmp_path, method):
     before = simulate(method)
@@ -143,6 +141,7 @@ def test_one_server_s_updates_tell_the_order_where_nobody_decides(tmp_path):
 # What is read.
 
 
+@pytest.mark.nightly
 def test_a_trace_is_what_was_written(tmp_path, softsync):
     rows = rows_of(softsync)
     trace = simulation.read_trace(str(write(tmp_path, rows)))
@@ -176,6 +175,7 @@ def test_compute_leaves_out_the_first_steps(tmp_path, softsync):
         simulation.read_trace(tmp_path).compute()
 
 
+@pytest.mark.nightly
 def test_the_chief_is_worker_0(tmp_path, softsync):
     write(tmp_path, rows_of(softsync))
     (tmp_path / "steps-worker-0.jsonl").rename(tmp_path / "steps-chief-0.jsonl")
@@ -307,6 +307,7 @@ def test_what_does_not_fit_is_refused(
         replay(method, trace, **more)
 
 
+@pytest.mark.nightly
 def test_what_does_not_tell_the_order_is_refused(tmp_path):
     rows = rows_of(simulate("async"), decided=False)
     trace = simulation.read_trace(write(tmp_path, rows))

@@ -4,7 +4,6 @@ import keras
 import numpy as np
 import pytest
 
-from tests import nightly
 from tests.simulation import local_oracles as oracles
 from tests.simulation import quadratic
 from tfdist import averaging
@@ -38,6 +37,7 @@ def check(history, wanted):
     )
 
 
+@pytest.mark.nightly
 def test_weights_are_averaged_by_examples_and_momentum_stays_local():
     # Ten batches, the last of three examples; worker 0 has four of them, and
     # pushes what is left of its period at the end.
@@ -121,6 +121,7 @@ def test_bmuf_filters_blocks_and_begins_momentum_anew():
     check(history, wanted)
 
 
+@pytest.mark.nightly
 def test_backup_workers_lose_their_steps_and_keep_their_momentum():
     history = simulate(
         "parameter_averaging:period=2:synchronization=backup_workers",
@@ -259,12 +260,13 @@ def _optimizer():
     return keras.optimizers.AdamW(rate, weight_decay=0.1, clipnorm=0.5)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "strategy",
-    nightly.also(
-        ["parameter_averaging:period=4"],
-        ["parameter_averaging:period=4:synchronization=async"],
-    ),
+    [
+        "parameter_averaging:period=4",
+        "parameter_averaging:period=4:synchronization=async",
+    ],
 )
 def test_one_worker_is_plain_keras(strategy):
     history = simulate(strategy, 1, model_fn=_with_all_state(_optimizer))

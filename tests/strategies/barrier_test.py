@@ -8,6 +8,7 @@ import keras
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 import tfdist
 from tfdist import private_keras_calls
 from tfdist import running_fit
@@ -140,7 +141,7 @@ def test_an_evaluator_under_a_launcher_waits_for_its_word(
     assert strategy.training_is_over()
 
 
-@pytest.mark.parametrize("eagerly", [False, True])
+@pytest.mark.parametrize("eagerly", nightly.also([True], [False]))
 def test_who_has_trained_without_an_update_comes_to_its_end(eagerly):
     """Others, who have exchanged theirs, wait for it."""
     strategy, meetings = tfdist.AsyncStrategy(), []

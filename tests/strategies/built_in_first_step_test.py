@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import nightly
 from tests.strategies.twins import assert_same
 import tfdist
 
@@ -138,7 +137,8 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "setting"), nightly.also(SOME, OTHERS))
+@pytest.mark.nightly
+@pytest.mark.parametrize(("kind", "setting"), [*SOME, *OTHERS])
 def test_trains_as_without_a_strategy(kind, setting):
     found = _train(STRATEGIES[kind]().scope(), **SETTINGS[setting])
     # XLA itself would draw other random numbers. Adam divides by the size of

@@ -40,6 +40,7 @@ class Shrink(keras.callbacks.Callback):
             self.model.optimizer.learning_rate = 0.1
 
 
+@pytest.mark.nightly
 def test_callbacks_that_change_save_and_stop_do_it_together(tmp_path):
     def train(scope):
         with scope():

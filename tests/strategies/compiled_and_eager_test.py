@@ -283,6 +283,7 @@ def test_a_traced_part_of_an_eager_step_leaves_variables_alone():
         strategy.run(lambda: traced())
 
 
+@pytest.mark.nightly
 def test_a_step_of_ones_own_is_compiled():
     strategy = tfdist.AsyncStrategy()
     with strategy.scope():

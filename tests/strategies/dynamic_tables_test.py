@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import nightly
 from tests.runtime.variables.hashing_test import splitmix
 from tests.strategies import twins
 from tests.strategies.dynamic_models import EXAMPLES
@@ -39,9 +38,8 @@ def trained():
     return strategy, model, table
 
 
-@pytest.mark.parametrize(
-    "optimizer", nightly.also(["adam"], ["sgd", "adagrad", "ftrl"])
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "adagrad", "ftrl"])
 def test_trains_as_a_table_of_known_ids(optimizer):
     x, _ = examples()
     strategy = strategy_with_tables()

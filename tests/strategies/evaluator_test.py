@@ -158,6 +158,7 @@ X, Y = np.array([[1.0, 2.0], [0.0, 1.0]]), np.array([[1.0], [4.0]])
 EXPECTED = {"loss": 6.5, "mae": 2.5}
 
 
+@pytest.mark.nightly
 def test_in_one_process_it_evaluates_once(model, tmp_path, capsys):
     evaluator = tfdist.SidecarEvaluator(model, (X, Y), log_dir=tmp_path)
     assert evaluator.start() == pytest.approx(EXPECTED)

@@ -34,6 +34,7 @@ def _assert_fits_the_same(build, *data, **arguments):
     return assert_trains_the_same(train)
 
 
+@pytest.mark.nightly
 def test_fit_evaluate_predict():
     """Of shuffled data with a smaller last batch; then with another rate."""
 
@@ -154,6 +155,7 @@ def test_constraints_and_regularizers():
     assert np.all(norms <= 0.3 + 1e-6) and np.any(norms > 0.29)
 
 
+@pytest.mark.nightly
 def test_frozen_layers_stay_and_others_move():
     """With one optimizer, which has trained them before."""
 

@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import tfdist
@@ -33,6 +34,7 @@ class TwiceInAStep(keras.Model):
         return {"first": losses[0], "second": losses[1]}
 
 
+@pytest.mark.nightly
 def test_a_look_up_after_an_update_in_a_branch_has_its_rows():
     """A loss scale makes updates in one."""
     with tfdist.AsyncStrategy(table_bytes=1).scope():

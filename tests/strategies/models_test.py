@@ -6,7 +6,6 @@ import functools
 import numpy as np
 import pytest
 
-from tests import nightly
 from tests.strategies import model_cases
 from tests.strategies.trained_on_servers import train_on_servers
 from tests.strategies.twins import assert_same
@@ -23,7 +22,8 @@ def _plain(name):
     return model_cases.train(name, contextlib.nullcontext())
 
 
-@pytest.mark.parametrize("name", nightly.also(SOME, OTHERS))
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", [*SOME, *OTHERS])
 def test_trains_as_without_a_strategy(name):
     strategy = tfdist.AsyncStrategy()
     found = model_cases.train(name, strategy.scope())

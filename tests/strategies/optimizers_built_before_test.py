@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests import nightly
 from tests.strategies.twins import assert_same
 import tfdist
 from tfdist import private_keras
@@ -37,7 +38,7 @@ def _with_own_step():
 
 
 @pytest.mark.parametrize(
-    "strategy", [tfdist.AsyncStrategy, tfdist.AllReduceStrategy]
+    "strategy", nightly.also([tfdist.AllReduceStrategy], [tfdist.AsyncStrategy])
 )
 def test_a_backup_is_restored_with_the_slots_of_the_optimizer(
     strategy, tmp_path
@@ -105,6 +106,7 @@ def test_a_wrapper_of_several_is_one_optimizer(has_others, tmp_path):
     assert call.own_rates() == (0.125,) * has_others + (0.5, 0.25)
 
 
+@pytest.mark.nightly
 def test_a_wrapper_of_several_makes_in_a_step_what_it_does_when_built():
     """A worker that comes back and passes a call makes them without a step."""
     made = []
@@ -157,6 +159,7 @@ def test_a_call_that_is_over_needs_no_optimizer(kind, monkeypatch):
         assert_same(model.trainable_variables, averages)
 
 
+@pytest.mark.nightly
 def test_a_model_with_a_head_that_is_not_built_is_not_built(tmp_path, caplog):
     class Own(keras.Model):
         def __init__(self, *args):

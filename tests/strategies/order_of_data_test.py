@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 import tfdist
 from tfdist import running_fit
 from tfdist.all_reduce import extended as reduced
@@ -45,7 +46,8 @@ def each():
 
 
 @pytest.mark.parametrize(
-    "make", [tfdist.AllReduceStrategy, tfdist.PeerToPeerStrategy]
+    "make",
+    nightly.also([tfdist.PeerToPeerStrategy], [tfdist.AllReduceStrategy]),
 )
 def test_a_call_that_raises_before_its_first_step_is_not_counted(
     make, monkeypatch
@@ -94,7 +96,9 @@ def test_a_call_that_raises_within_one_that_has_not_begun_is_none():
 
 
 @pytest.mark.parametrize("make", [tfdist.AllReduceStrategy, each])
-@pytest.mark.parametrize("callback", ["backup", "checkpoint", None])
+@pytest.mark.parametrize(
+    "callback", nightly.also(["checkpoint", None], ["backup"])
+)
 def test_a_call_without_a_step_has_been_one(
     make, callback, tmp_path, monkeypatch
 ):

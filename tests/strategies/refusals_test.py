@@ -134,6 +134,7 @@ def test_assignment_in_a_branch():
         _fit(model)
 
 
+@pytest.mark.nightly
 def test_assignment_in_a_function_outside_run():
     with tfdist.AsyncStrategy().scope():
         model = perceptron()

@@ -81,6 +81,7 @@ def test_model_saved_under_a_strategy_loads_without(saved):
     _is_as(keras.models.load_model(saved.path / "model.keras"), saved)
 
 
+@pytest.mark.nightly
 def test_model_saved_under_a_strategy_loads_under_another(saved):
     with tfdist.AsyncStrategy().scope():
         loaded = keras.models.load_model(saved.path / "model.keras")
@@ -111,6 +112,7 @@ def test_what_is_set_or_loaded_after_training_reaches_the_servers(saved):
     _goes_on_as(model, saved)
 
 
+@pytest.mark.nightly
 def test_tensorflow_checkpoint_loads_before_training_and_without_a_strategy(
     saved,
 ):

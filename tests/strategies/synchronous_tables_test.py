@@ -17,6 +17,7 @@ def synchronous():
     )
 
 
+@pytest.mark.nightly
 def test_one_worker_of_sync_trains_as_keras_to_the_bit():
     found = tables_test.train(
         synchronous().scope(), tables_test.OPTIMIZERS["adagrad"]

@@ -85,6 +85,7 @@ def test_export_replaces_the_one_before_at_once(trained, tmp_path, monkeypatch):
     ]
 
 
+@pytest.mark.nightly
 def test_a_table_has_no_layout(trained):
     strategy, model, _ = trained
     with pytest.raises(ValueError, match="items/embeddings.* a layout"):
@@ -130,6 +131,7 @@ def plain_model():
     return model, table
 
 
+@pytest.mark.nightly
 def test_saved_model_is_one_of_plain_keras(trained, tmp_path, monkeypatch):
     _, model, rows = trained
     monkeypatch.setattr(table_lib, "_READ_BYTES", 4 * WIDTH * 100)
@@ -260,6 +262,7 @@ def test_callbacks_are_refused_when_the_model_is_built(tmp_path, kind, name):
     assert strategy.updates_applied() == [steps + 1]
 
 
+@pytest.mark.nightly
 def test_model_checkpoint_saves_smaller_tables(trained, tmp_path):
     _, model, _ = trained
     callback = CALLBACKS["ModelCheckpoint"](tmp_path)

@@ -147,7 +147,7 @@ def examples():
 
 @pytest.mark.parametrize(
     "kind",
-    nightly.also([Adagrad, MovingAverage], [Adam, Sgd, Momentum, RMSprop]),
+    nightly.also([Adagrad], [MovingAverage, Adam, Sgd, Momentum, RMSprop]),
 )
 def test_rows_of_a_batch_move_by_the_rule_and_no_other(kind):
     strategy = strategy_with_tables()

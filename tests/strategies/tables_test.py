@@ -163,6 +163,7 @@ def test_worker_holds_no_row(trained):
     assert strategy.bytes_per_server[0] > 2 * 4 * 2048 * WIDTH
 
 
+@pytest.mark.nightly
 def test_model_can_be_looked_at(trained, capsys):
     _, model, _ = trained
     x, y = examples()

@@ -121,18 +121,17 @@ class Decorated(keras.Sequential):
         return result
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "strategy",
-    nightly.also(
-        [tfdist.AsyncStrategy],
-        [
-            tfdist.AllReduceStrategy,
-            lambda: tfdist.ParameterAveragingStrategy(period=2),
-        ],
-    ),
+    [
+        tfdist.AsyncStrategy,
+        tfdist.AllReduceStrategy,
+        lambda: tfdist.ParameterAveragingStrategy(period=2),
+    ],
     ids=["servers", "all_reduce", "local"],
 )
-@pytest.mark.parametrize("eagerly", nightly.also([False], [True]))
+@pytest.mark.parametrize("eagerly", [False, True])
 def test_a_train_step_that_is_a_function(strategy, eagerly):
     strategy = strategy()
     with strategy.scope():
@@ -311,6 +310,7 @@ def _loop(scope, run, distribute):
     }
 
 
+@pytest.mark.nightly
 def test_custom_loop():
     strategies = []
 
@@ -330,6 +330,7 @@ def test_custom_loop():
     assert strategy.updates_applied() == [8]
 
 
+@pytest.mark.nightly
 def test_reductions_and_distributed_values():
     strategy = tfdist.AsyncStrategy()
     assert strategy.num_replicas_in_sync == 1

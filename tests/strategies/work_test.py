@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import nightly
 import tfdist
 from tfdist import synchronization
 from tfdist.runtime.exchange import portion_progress
@@ -33,12 +32,15 @@ def test_what_is_refused(arguments, message):
         tfdist.ParameterServerStrategy(**{"work": "queue", **arguments})
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "make",
-    nightly.also(
-        [tfdist.SoftSyncStrategy],
-        [tfdist.AsyncStrategy, tfdist.DCASGDStrategy, tfdist.DANAStrategy],
-    ),
+    [
+        tfdist.SoftSyncStrategy,
+        tfdist.AsyncStrategy,
+        tfdist.DCASGDStrategy,
+        tfdist.DANAStrategy,
+    ],
 )
 def test_one_process_has_all_portions(make):
     strategy = make(work="queue", portions_per_worker=4)
@@ -61,6 +63,7 @@ class CountedProgress(portion_progress.NoProgress):
         self.batches.assign_add(1, read_value=False)
 
 
+@pytest.mark.nightly
 def test_a_batch_that_a_loss_scale_leaves_out_counts_as_one():
     """Else the next push of the same call would be taken for its push."""
     strategy = tfdist.AsyncStrategy()

@@ -122,6 +122,7 @@ def check_read(bound):
     return check
 
 
+@pytest.mark.nightly
 @laws.settings(max_examples=12, nightly=400)
 @given(case=st.sampled_from(CASES), script=virtual_scripts.scripts())
 def test_parameters_and_gap_are_those_of_the_paper(case, script):

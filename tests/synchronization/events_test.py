@@ -188,6 +188,7 @@ def test_killed_while_it_waits_and_restarted(method, outcome):
         assert getattr(state, name).tolist() == [number, 0]
 
 
+@pytest.mark.nightly
 def test_leaving_lets_those_go_on_who_wait():
     for method in (Sync(), BoundedStaleness(0)):
         cluster = make(method, 3)
@@ -313,6 +314,7 @@ def test_a_gradient_that_was_freed_is_not_accepted():
         assert not decided.nonfinite.numpy().any()
 
 
+@pytest.mark.nightly
 def test_who_is_gone_is_forgotten_once_its_last_gradient_is_decided():
     cluster = Cluster(BoundedStaleness(0), 2)
 

@@ -61,6 +61,7 @@ def test_who_comes_back_from_a_failure_ends_its_training_alone():
     assert cluster.statuses()[0] == Status.GONE
 
 
+@pytest.mark.nightly
 def test_who_was_told_to_go_on_and_does_not_is_not_waited_for():
     cluster = Cluster(Sync(), 2, idle=600)
     assert not cluster.step(0)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests import nightly
 from tests.synchronization.events_test import EXPECTED
 from tests.synchronization.events_test import GONE
 from tests.synchronization.events_test import IDLE
@@ -12,7 +13,7 @@ from tests.synchronization.virtual_cluster import SECOND
 from tfdist.synchronization import Sync
 
 
-@pytest.mark.parametrize("has_arrived", [True, False])
+@pytest.mark.parametrize("has_arrived", nightly.also([False], [True]))
 def test_one_that_makes_local_steps_is_neither_idle_nor_missing(has_arrived):
     """It has many to make between two exchanges."""
     cluster = make(Sync(), 2)

@@ -82,6 +82,7 @@ def check_updates(number):
     return check
 
 
+@pytest.mark.nightly
 @laws.settings(max_examples=12, nightly=500)
 @given(case=st.sampled_from(CASES), script=virtual_scripts.scripts())
 def test_parameters_are_those_of_the_paper(case, script):
@@ -109,6 +110,7 @@ def test_what_a_run_leaves_is_no_part_of_the_next():
     assert run.cluster.read().version == 3
 
 
+@pytest.mark.nightly
 @laws.settings(max_examples=6, nightly=200)
 @given(
     case=st.sampled_from(CASES),

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import nightly
 from tests.runtime.exchange import delay_test
 from tests.runtime.exchange.delay_test import RULES
 from tests.runtime.exchange.delay_test import VirtualWorker
@@ -154,6 +153,7 @@ def test_a_gradient_of_an_epoch_that_has_ended_is_void():
     assert [c["accepted"] for c in counts.values()] == [2, 2]
 
 
+@pytest.mark.nightly
 def test_dropped_gradient_leaves_no_trace():
     """Neither in the parameters, nor in the statistics of batches."""
     layers = [lambda: keras.layers.BatchNormalization(momentum=0.9)]
@@ -197,9 +197,8 @@ BESIDE = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", nightly.also(["constraint"], ["average", "count of several"])
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["constraint", "average", "count of several"])
 def test_what_each_worker_would_do_to_an_average_is_refused(name):
     strategy = tfdist.BackupWorkersStrategy(0)
     with strategy.scope():
@@ -233,6 +232,7 @@ def test_a_step_that_sends_nothing_is_not_taken_again(eagerly):
     assert int(run() if eagerly else tf.function(run)()) == 1
 
 
+@pytest.mark.nightly
 def test_retry_refuses_eager_steps_of_several_optimizers():
     with tfdist.BackupWorkersStrategy(0, on_drop="retry").scope():
         model = train_steps_test.Adversarial()

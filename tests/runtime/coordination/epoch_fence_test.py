@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import nightly
 from tfdist.runtime import runtime
 from tfdist.runtime.coordination import coordination
 from tfdist.runtime.coordination import epoch_fence
@@ -249,7 +248,8 @@ worker = functools.cache(Worker)
 _lives = itertools.count(1)
 
 
-@pytest.mark.parametrize("server", nightly.also([1], [0]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("server", [1, 0])
 def test_who_dies_in_the_middle_leaves_the_new_epoch_to_the_next(
     monkeypatch, server
 ):

@@ -106,12 +106,10 @@ def rows_and_whole(made, method, number):
         yield np.array(seen)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("made", "method", "number"),
-    nightly.also(
-        [(correction.DANA("slim"), None, 1)],
-        [(correction.DANA("zero"), Async(), 2)],
-    ),
+    [(correction.DANA("slim"), None, 1), (correction.DANA("zero"), Async(), 2)],
 )
 def test_rows_of_tables_are_corrected_as_the_whole(made, method, number):
     rows, whole = rows_and_whole(made, method, number)

@@ -173,6 +173,7 @@ def test_traffic_of_copies():
     assert pushed["worker"] == pushed[None] + parameters
 
 
+@pytest.mark.nightly
 def test_copy_is_of_what_the_worker_pulled_not_of_what_it_then_changed():
     """Muon's weight decay changes the replica before the update.
 

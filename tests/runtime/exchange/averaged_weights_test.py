@@ -102,6 +102,7 @@ def test_an_average_has_seen_the_weights_after_each_update(scaled):
         )
 
 
+@pytest.mark.nightly
 def test_an_average_is_of_the_weights_on_the_server():
     workers = virtual_workers(scaled=False)
     history = []

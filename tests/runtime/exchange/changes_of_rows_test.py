@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import nightly
 from tests.runtime.exchange import delay_test
 from tests.runtime.replicas import one_run
 from tfdist.runtime.recovery import restoring
@@ -79,9 +78,8 @@ def _add_to_some(worker):
     )
 
 
-@pytest.mark.parametrize(
-    "change", nightly.also([_add_to_some], [_halve, _train_all_rows])
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("change", [_add_to_some, _halve, _train_all_rows])
 def test_rows_changed_in_a_step(change):
     first, other = _workers()
     for worker, number in ((first, 1), (other, 2), (first, 1), (other, 2)):

@@ -279,6 +279,7 @@ class Positive(keras.layers.Layer):
         return x
 
 
+@pytest.mark.nightly
 def test_state_that_a_server_cannot_compute_keeps_what_others_did():
     run = next(_runs)
     workers = [

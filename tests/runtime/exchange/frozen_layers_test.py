@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests import nightly
 from tests.runtime.exchange import delay_test
 
 _runs = itertools.count()
@@ -29,7 +30,7 @@ def trained(model, frozen):
     return found
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", nightly.also([0], [1]))
 def test_each_server_counts_steps_of_an_optimizer_that_update_others(number):
     """Else Adam would correct moments there as those of fewer steps."""
 

@@ -159,6 +159,7 @@ def test_a_period_that_is_not_finite_leaves_no_trace():
         np.testing.assert_array_equal(mine, wanted)
 
 
+@pytest.mark.nightly
 def test_fail_names_the_worker_and_what_is_not_finite():
     strategy = tfdist.AsyncStrategy(nonfinite="fail")
     model = build(strategy, sgd)

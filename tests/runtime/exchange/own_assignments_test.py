@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import nightly
 from tests.averaging import virtual_workers
 from tests.runtime.keras_hooks import evaluations_test
 import tfdist
@@ -193,6 +192,7 @@ class Assigned(keras.Model):
         return {"loss": loss}
 
 
+@pytest.mark.nightly
 def test_weights_that_each_worker_projects_before_its_step_do_not_add_up():
     """Changes of what others have changed, too, would grow without end."""
     with tfdist.AsyncStrategy().scope():
@@ -272,17 +272,16 @@ class Clipped(keras.Model):
         return {"loss": 0.0}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("copies", "trains", "exchanges"),
-    nightly.also(
-        [(None, True, 2)],
-        [
-            ("server", True, 1),
-            ("worker", True, 1),
-            ("server", False, 1),
-            (None, False, 1),
-        ],
-    ),
+    [
+        (None, True, 2),
+        ("server", True, 1),
+        ("worker", True, 1),
+        ("server", False, 1),
+        (None, False, 1),
+    ],
 )
 def test_corrections_compare_with_the_weights_before_they_were_clipped(
     copies, trains, exchanges
@@ -399,15 +398,14 @@ def of_float8():
     return model
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("build", "run_eagerly", "message"),
-    nightly.also(
-        [(normalized, False, "SpectralNormalization: each forward")],
-        [
-            (normalized, True, "SpectralNormalization: each forward"),
-            (of_float8, False, "overwrite_with_gradient=True, as float8"),
-        ],
-    ),
+    [
+        (normalized, False, "SpectralNormalization: each forward"),
+        (normalized, True, "SpectralNormalization: each forward"),
+        (of_float8, False, "overwrite_with_gradient=True, as float8"),
+    ],
 )
 def test_weights_that_each_asynchronous_worker_would_replace_are_refused(
     build, run_eagerly, message

@@ -62,6 +62,7 @@ def test_trains_as_without_a_strategy(optimizer):
             assert exchange.bytes_received > ROWS * WIDTH * 4
 
 
+@pytest.mark.nightly
 def test_rows_travel_where_the_rule_leaves_the_others_alone():
     strategy = tfdist.AsyncStrategy()
     model, _ = _train("sgd", strategy.scope())

@@ -1,5 +1,6 @@
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import tfdist
@@ -34,6 +35,7 @@ def test_nothing_is_committed_early_for_other_models():
     assert adapted.call(lambda function: function(), lambda: "done") == "done"
 
 
+@pytest.mark.nightly
 def test_a_layer_that_the_first_step_builds_may_be_used_by_others():
     """Such as a step for a smaller batch, and the validation."""
 

@@ -244,6 +244,7 @@ class Saves(keras.callbacks.Callback):
         self.model.save_weights(self._path)
 
 
+@pytest.mark.nightly
 def test_weights_that_a_callback_has_swapped_in_are_saved(tmp_path):
     path = tmp_path / "swapped.weights.h5"
     model = made(tfdist.AsyncStrategy())
@@ -326,6 +327,7 @@ class SwapAlone(Swap):
     on_test_begin = on_predict_begin = _begin
 
 
+@pytest.mark.nightly
 def test_what_a_single_process_assigns_in_an_evaluation_stays():
     strategy = tfdist.AsyncStrategy()
     shared = strategy._runtime.evaluations

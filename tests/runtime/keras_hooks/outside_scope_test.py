@@ -75,6 +75,7 @@ def test_a_strategy_made_after_clear_session_refuses_them_as_well(refusing):
         made("adam").fit(X, Y, verbose=0)
 
 
+@pytest.mark.nightly
 def test_a_model_outside_may_be_used(refusing):
     model = made("adam")
     model(X)

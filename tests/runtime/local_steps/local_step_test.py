@@ -175,6 +175,7 @@ def sgd():
     return keras.optimizers.SGD(0.1)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "make", [sgd, lambda: keras.optimizers.LossScaleOptimizer(sgd())]
 )
@@ -198,6 +199,7 @@ def test_state_that_a_function_assigns_is_exchanged_with_each_optimizer(make):
         assert any(one is layer.steps.value for one in last.states)
 
 
+@pytest.mark.nightly
 def test_a_step_may_read_in_a_function_what_others_assign_there():
     strategy = tfdist.ParameterAveragingStrategy(2)
     with strategy.scope():

@@ -101,6 +101,7 @@ def test_rows_that_begin_again_are_counted_as_lost():
     assert restorer.lost_by_rows(0) == (4, 4)
 
 
+@pytest.mark.nightly
 def test_state_that_update_rules_alone_touch_stays_as_in_the_snapshot():
     """Factors of Adafactor: workers have but their first values."""
     runtime, model = one_run.trained("adafactor")

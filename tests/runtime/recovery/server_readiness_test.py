@@ -43,6 +43,7 @@ def wait(store):
     return readiness(store).wait(is_chief=False, timeout=10.0)
 
 
+@pytest.mark.nightly
 def test_servers_that_never_died_lack_nothing(store):
     assert readiness(store).look() == ([Holding.SETTLED], [False])
     assert not wait(store)
@@ -64,6 +65,7 @@ def test_who_joins_is_told_of_a_snapshot_until_somebody_has_restored(
     assert not wait(store)
 
 
+@pytest.mark.nightly
 def test_empty_servers_lack_nothing_that_there_was():
     store = one_run.trained()[0].store
     one_run.lose_named(store, "version")

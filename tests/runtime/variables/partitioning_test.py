@@ -76,12 +76,10 @@ def _assert_same(found, expected):
         )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "optimizer",
-    nightly.also(
-        ["adagrad"],
-        [name for name in OPTIMIZERS if name != "adagrad"],
-    ),
+    ["adagrad", *[name for name in OPTIMIZERS if name != "adagrad"]],
 )
 def test_pieces_train_as_the_whole(optimizer):
     strategy = tfdist.AsyncStrategy(

@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 
 from tests import laws
-from tests import nightly
 from tests.runtime.variables.hashing_test import splitmix
 from tfdist.runtime.variables import partitions as partitions_lib
 from tfdist.runtime.variables import row_index
@@ -103,9 +102,8 @@ def test_tables_have_rows_for_their_ids(capacity, rows):
     assert row_index.rows_for(capacity) == rows
 
 
-@pytest.mark.parametrize(
-    "capacity", nightly.also([17 * 1024], [10_000, 19 * 1024, 30_000])
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("capacity", [17 * 1024, 10_000, 19 * 1024, 30_000])
 def test_no_id_is_refused_up_to_the_capacity(capacity):
     places = partitions_lib.Partitions(
         row_index.rows_for(capacity), num_servers=1
