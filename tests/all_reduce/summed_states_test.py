@@ -278,8 +278,10 @@ class CountsInFunction(keras.layers.Layer):
         return x
 
 
-@pytest.mark.nightly
-def test_state_that_a_function_assigns_is_shared_by_each_step_that_calls_it():
+@pytest.mark.parametrize("is_traced_before", nightly.also([True], [False]))
+def test_state_that_a_function_assigns_is_shared_by_each_step_that_calls_it(
+    is_traced_before,
+):
     """TensorFlow does not trace it anew for the second one."""
     strategy = tfdist.AllReduceStrategy()
     with strategy.scope():
@@ -288,6 +290,8 @@ def test_state_that_a_function_assigns_is_shared_by_each_step_that_calls_it():
             [keras.Input([1]), layer, keras.layers.Dense(1)]
         )
     engine, x = strategy._engine, np.ones([2, 1], "float32")
+    if is_traced_before:
+        model(x, training=True)
     for number in range(2):
         with strategy.scope():
             model.compile(keras.optimizers.SGD(0.1), "mse")

@@ -174,6 +174,9 @@ class Engine:
             self._step.note(variable)
         elif tf.executing_eagerly():
             self.fits.before_write(variable)
+        else:
+            # A step may call the function that is being traced.
+            self.assigned_within[id(variable)] = weakref.ref(variable)
 
     def before_access(self, variable):
         """Called before a variable is read, and whenever else it is looked at.
