@@ -278,9 +278,11 @@ class CountsInFunction(keras.layers.Layer):
         return x
 
 
-@pytest.mark.parametrize("is_traced_before", nightly.also([True], [False]))
+@pytest.mark.parametrize(
+    "traced_by", nightly.also(["evaluation"], ["call", "training"])
+)
 def test_state_that_a_function_assigns_is_shared_by_each_step_that_calls_it(
-    is_traced_before,
+    traced_by,
 ):
     """TensorFlow does not trace it anew for the second one."""
     strategy = tfdist.AllReduceStrategy()
@@ -290,8 +292,11 @@ def test_state_that_a_function_assigns_is_shared_by_each_step_that_calls_it(
             [keras.Input([1]), layer, keras.layers.Dense(1)]
         )
     engine, x = strategy._engine, np.ones([2, 1], "float32")
-    if is_traced_before:
-        model(x, training=True)
+    if traced_by == "call":
+        model(x)
+    if traced_by == "evaluation":
+        model.compile("sgd", "mse")
+        model.evaluate(x, x, verbose=0)
     for number in range(2):
         with strategy.scope():
             model.compile(keras.optimizers.SGD(0.1), "mse")

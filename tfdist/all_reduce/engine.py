@@ -77,8 +77,8 @@ class Engine:
         # Steps of this worker when all had last met.
         self._met_at = 0
         self.variables = []
-        # Weak references to those that a `tf.function` which a step calls has
-        # assigned, by `id`: in later steps TensorFlow calls the same trace.
+        # Weak references to those that a `tf.function` which a step may call
+        # has assigned, by `id`: TensorFlow does not trace it again there.
         self.assigned_within = {}
         self.places = itertools.count()
 
@@ -167,16 +167,18 @@ class Engine:
 
     def before_assignment(self, variable):
         """Called before a shared variable is assigned."""
+        self.evaluations_assign |= self._is_evaluating
+        if self.is_applying and not self._is_evaluating:
+            return
+        if not (self._step or tf.executing_eagerly()):
+            # A training step may call the function that is being traced.
+            self.assigned_within[id(variable)] = weakref.ref(variable)
         if self.is_applying:
-            self.evaluations_assign |= self._is_evaluating
             return
         if self._step is not None:
             self._step.note(variable)
         elif tf.executing_eagerly():
             self.fits.before_write(variable)
-        else:
-            # A step may call the function that is being traced.
-            self.assigned_within[id(variable)] = weakref.ref(variable)
 
     def before_access(self, variable):
         """Called before a variable is read, and whenever else it is looked at.

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 from tests.runtime.exchange import delay_test
 from tests.runtime.exchange.delay_test import RULES
 from tests.runtime.exchange.delay_test import VirtualWorker
@@ -317,6 +318,48 @@ def test_a_gradient_of_an_epoch_that_has_ended_is_not_computed_again():
     ledger.set_epoch(0)
     worker.step(*third)
     assert (journal.begun, journal.drops) == (3, 1)
+
+
+class Anneals(keras.Model):
+    """Two values made of the count, before and after a step, and of itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = self.add_weight(shape=(), initializer="zeros")
+        self.before, self.after, self.sum = (
+            self.add_weight(shape=(), initializer="zeros", trainable=False)
+            for _ in range(3)
+        )
+
+    def call(self, x):
+        return x * self.w
+
+    def train_step(self, data):
+        count = self.optimizer.iterations
+        self.before.assign(10.0 * tf.cast(count, tf.float32))
+        self.sum.assign(self.sum + 1.0 + tf.cast(count, tf.float32))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self(data))
+        gradients = tape.gradient(loss, [self.w])
+        self.optimizer.apply(gradients, [self.w])
+        self.after.assign(10.0 * tf.cast(count, tf.float32))
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize(
+    "method",
+    nightly.also([Sync()], [BoundedStaleness(1)]),
+    ids=repr,
+)
+def test_what_a_step_makes_of_its_count_is_of_the_count_then(method):
+    """Servers have counted its update before they do what else it does."""
+    strategy = tfdist.ParameterServerStrategy(synchronization=method)
+    with strategy.scope():
+        model = Anneals()
+        model.compile(keras.optimizers.SGD(0.1))
+    model.fit(np.ones((3, 1), "float32"), batch_size=1, verbose=0)
+    made = [float(v) for v in (model.before, model.sum, model.after)]
+    assert made == [20.0, 6.0, 30.0]
 
 
 def test_what_one_fit_leaves_is_no_part_of_the_next():

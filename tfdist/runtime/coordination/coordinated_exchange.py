@@ -38,8 +38,8 @@ class CoordinatedExchange(exchange.ExchangeBuilder):
       **kwargs: Those of `ExchangeBuilder`.
     """
 
-    # The update may be newer than the step that the rows are of.
-    _rows_are_live = False
+    # Updates are carried out, and counted, before what is of the step alone.
+    _is_at_once = False
 
     def __init__(self, *, ledger, method, is_alone, **kwargs):
         super().__init__(**kwargs)

@@ -40,7 +40,7 @@ class ExchangeBuilder:
     """
 
     # Whether an update of rows reads the newest counters on the server.
-    _rows_are_live = True
+    _is_at_once = True
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class ExchangeBuilder:
             frozen=frozen,
             lifter=lifter,
             weight=weight,
-            rows_are_live=self._rows_are_live,
+            is_at_once=self._is_at_once,
         )
         self._local_steps = local_steps
         self._last = last

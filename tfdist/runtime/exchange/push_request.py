@@ -74,9 +74,11 @@ class Sender:
       lifter: The `Lifter` of the graph.
       weight: How much these gradients count among those of an update, a
         scalar tensor; None if all count the same.
-      rows_are_live: Whether an update of rows of tables takes what depends on
-        state (a learning rate that follows a schedule) from the newest state
-        on the server; else as this worker has computed it.
+      is_at_once: Whether a server does all that a step has recorded together
+        with the step's own update, before it counts that. Else rows of tables
+        take what depends on state (a learning rate that follows a schedule),
+        and assignments what depends on step counters, as this worker has
+        computed it.
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class Sender:
         frozen,
         lifter,
         weight,
-        rows_are_live,
+        is_at_once,
     ):
         self._store = store
         self._graph = graph
@@ -98,7 +100,7 @@ class Sender:
         self._frozen = frozen
         self._lifter = lifter
         self._weight = weight
-        self._rows_are_live = rows_are_live
+        self._is_at_once = is_at_once
 
     def send(self, shard, *, begun, ahead, finite, number, extra, enclosed):
         """Sends to a server what it needs.
@@ -187,10 +189,12 @@ class Sender:
 
     def _live(self, record, shard):
         """Variables that the value of `record` reads afresh on `shard`."""
-        if record.variable.role is Role.TABLE and not self._rows_are_live:
+        if record.variable.role is Role.TABLE and not self._is_at_once:
             return frozenset()
         live = self._store.live_on(shard) - self._frozen
         if isinstance(record, records_lib.Mutation):
+            if not (self._is_at_once or record.variable.made_by_optimizer):
+                live = live - self._store.counters()
             live = live | {record.variable.ordinal}
             if record.variable.pieces:
                 # An average of a split parameter: rows depend on rows alone.

@@ -329,11 +329,16 @@ class ParameterStore(resources.Resources):
 
     def live_on(self, shard):
         """Ordinals of what is read afresh when it is used on `shard`."""
-        return frozenset(
+        return self.counters() | {
             v.ordinal
             for v in self.variables
-            if v.role is Role.ITERATIONS
-            or (v.role in (Role.PARAMETER, Role.SLOT) and v.shard == shard)
+            if v.role in (Role.PARAMETER, Role.SLOT) and v.shard == shard
+        }
+
+    def counters(self):
+        """Ordinals of optimizers' step counters, a frozenset."""
+        return frozenset(
+            v.ordinal for v in self.variables if v.role is Role.ITERATIONS
         )
 
     # What this worker has pulled.
