@@ -11,6 +11,7 @@ import tfdist
 from tfdist import private_keras_calls
 from tfdist import running_fit
 from tfdist.all_reduce import fit as fit_lib
+from tfdist.all_reduce.consistency import DifferentValuesError
 from tfdist.all_reduce.consistency import Moment
 
 
@@ -68,6 +69,24 @@ def test_a_callback_that_trains_before_the_first_step_is_called_once():
         model.compile("sgd", "mse")
     model.fit(x, x, batch_size=2, callbacks=[Trains()], verbose=0)
     assert int(model.optimizer.iterations) == 5
+
+
+def test_a_call_that_ends_with_different_weights_is_an_error(monkeypatch):
+    strategy = tfdist.AllReduceStrategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    compare = strategy._engine.consistency.compare
+
+    def differ(moment, variables):
+        if moment is Moment.END_OF_FIT:
+            raise DifferentValuesError("kernel")
+        compare(moment, variables)
+
+    monkeypatch.setattr(strategy._engine.consistency, "compare", differ)
+    x = np.ones([1, 1], "float32")
+    with pytest.raises(DifferentValuesError):
+        model.fit(x, x, verbose=0)
 
 
 def test_workers_compare_the_epochs_with_which_a_call_begins(monkeypatch):

@@ -54,6 +54,11 @@ _CASES = {
         lambda: SGD(0.02),
         perceptron,
     ),
+    "slots of a correction and of the optimizer": (
+        _corrected(correction.GapAware()),
+        lambda: SGD(0.02, momentum=0.9),
+        perceptron,
+    ),
     "DiLoCo": (
         lambda: tfdist.DiLoCoStrategy(5, synchronization=Async()),
         lambda: ADAM(0.02),
@@ -79,15 +84,7 @@ _CASES = {
         perceptron,
     ),
 }
-_SLOW = [
-    "BMUF",
-    "Downpour",
-    "DANA slim",
-    "DANA zero",
-    "DANA zero, local steps",
-    "DiLoCo",
-    "elastic averaging",
-]
+_FIRST = "slots of a correction and of the optimizer"
 # Workers compute with the look-ahead: a save must not put the parameters in
 # its place.
 _SAVED_IS_NOT_WORKED_WITH = "DANA zero"
@@ -102,10 +99,9 @@ def _leave_two_epochs(directory):
         number, state = files.newest()
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name",
-    [*[name for name in _CASES if name not in _SLOW], *_SLOW],
+    nightly.also([_FIRST], [name for name in _CASES if name != _FIRST]),
 )
 def test_resumed_training_is_the_one_that_never_stopped(tmp_path, name):
     strategy, model = start(*_CASES[name])

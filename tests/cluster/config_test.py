@@ -322,6 +322,17 @@ def test_the_first_workers_are_there_from_the_beginning():
     assert config.fingerprint == read(cluster, task).fingerprint
 
 
+@pytest.mark.parametrize("has_chief", [True, False])
+def test_each_task_that_trains_has_a_share_of_its_own(has_chief):
+    cluster = {"worker": ["a:1", "b:1"], "ps": ["c:1"]}
+    tasks = [("worker", 0), ("worker", 1)]
+    if has_chief:
+        cluster["chief"] = ["d:1"]
+        tasks.append(("chief", 0))
+    shares = [config_of(cluster, *task).data_share for task in tasks]
+    assert sorted(shares) == [(len(tasks), k) for k in range(len(tasks))]
+
+
 def test_an_evaluator_has_all_of_the_data():
     cluster = {"worker": ["a:1", "b:2"], "ps": ["c:3"]}
     task = {"type": "evaluator", "index": 0}

@@ -52,6 +52,26 @@ def test_a_clock_that_is_set_makes_no_other_process():
     assert table.read()[0].state == member_table.MemberState.UNKNOWN
 
 
+def test_whose_process_has_failed_has_ended_as_well():
+    states = [
+        member_table.MemberState.ALIVE,
+        member_table.MemberState.FINISHED,
+        member_table.MemberState.FAILED,
+        member_table.MemberState.LEFT,
+    ]
+    table = member_table.MemberTable(DEVICE, ("a", "b", "c", "d", "e"))
+    table.create()
+    write = writer(table)
+    for index, state in enumerate(states):
+        values = np.zeros([member_table.WRITTEN])
+        values[:4] = [state, 2, 1.0, 7.0]
+        write(index, values)
+    with tf.device(DEVICE):
+        _, _, ended, left = table.build_attendance(5)
+    assert ended.numpy().tolist() == [False, True, True, True, False]
+    assert left.numpy().tolist() == [False, False, False, True, False]
+
+
 def test_time_in_which_a_server_did_not_listen_is_nobodys_silence(now):
     table = member_table.MemberTable(DEVICE, ("a", "b", "c"))
     table.create()
