@@ -3,6 +3,7 @@
 import types
 
 import keras
+import numpy as np
 import pytest
 
 from tfdist.runtime.keras_hooks import fit_call
@@ -19,6 +20,25 @@ def test_a_call_that_is_passed_makes_no_slots_that_others_may_not_have(
         model.second = keras.optimizers.SGD()
     fit_call.build_optimizer(model)
     assert model.optimizer.built != has_others
+
+
+def test_a_call_that_is_passed_normalizes_by_the_chiefs_values_after_it():
+    """The chief alone has adapted the layer; no step makes its constants."""
+    layer = keras.layers.Normalization()
+    model = keras.Sequential([keras.Input([1]), layer])
+    model.compile("sgd", "mse")
+
+    def commit():
+        layer.adapt_mean.assign([3.0])
+        layer.adapt_variance.assign([4.0])
+
+    runtime = types.SimpleNamespace(
+        commit=commit,
+        unused_models=types.SimpleNamespace(refuse=lambda variables: None),
+    )
+    fit_call.take_over(model, runtime)
+    x = np.array([[1.0], [7.0]], np.float32)
+    np.testing.assert_array_equal(model.predict(x, verbose=0), (x - 3.0) / 2.0)
 
 
 class OwnStep(keras.Sequential):

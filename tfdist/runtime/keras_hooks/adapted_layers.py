@@ -25,6 +25,15 @@ def see(model):
             dynamic_subclasses.specialize(layer, _BuiltInTrace)
 
 
+def take_over(model):
+    """Called when a model has got the servers' values, and takes no step.
+
+    Args:
+      model: The `keras.Model`.
+    """
+    _make_constants(_normalizations(model))
+
+
 class AdaptedLayers:
     """Prepares the Normalization layers of a model for one call of `fit`.
 

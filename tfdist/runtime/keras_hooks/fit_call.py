@@ -11,6 +11,7 @@ from tfdist import private_keras_building
 from tfdist import private_keras_calls
 from tfdist.cluster import fit_progress
 from tfdist.data_shares import data_number
+from tfdist.runtime.keras_hooks import adapted_layers
 
 
 class FitCall:
@@ -190,6 +191,7 @@ def take_over(model, runtime):
     """
     build_optimizer(model)
     runtime.commit()
+    adapted_layers.take_over(model)
     runtime.unused_models.refuse([v.value for v in model.variables])
 
 
