@@ -10,19 +10,20 @@ def put_around(listed, following):
       listed: Its `keras.callbacks.CallbackList`.
       following: The `ChiefDecisions` to which they tell what happens.
     """
-
-    def after_batch(batch, logs=None):
-        following.position.end_batch(batch)
-        following.after_callbacks()
-
     first = {
         "on_epoch_begin": lambda epoch, logs=None: (
             following.position.begin_epoch(epoch)
         ),
+        # The user's callbacks may take long: the batch is done already.
+        "on_train_batch_end": lambda batch, logs=None: (
+            following.position.end_batch(batch)
+        ),
         "on_train_end": lambda logs=None: following.end_loop(),
     }
     last = {
-        "on_train_batch_end": after_batch,
+        "on_train_batch_end": lambda batch, logs=None: (
+            following.after_callbacks()
+        ),
         "on_epoch_end": lambda epoch, logs=None: following.after_callbacks(),
         "on_train_end": lambda logs=None: following.close(),
     }
