@@ -272,6 +272,10 @@ def test_data_is_left_out_from_the_users_first_epoch_on():
     model = keras.Sequential()
     assert begun(model, position(), initial_epoch=3) == ((1, 7), 4)
     assert begun(model, position(), initial_epoch=5) == ((-1, 7), 4)
+    # Keras begins with the user's epoch where it is told 0; so does the data.
+    made = position(chief=(0, 7))
+    assert begun(model, made, initial_epoch=2) == ((0, 0), 2)
+    assert made._fits.word.first_epoch == 2
 
 
 def test_all_epochs_of_a_call_that_is_over_are_left_out_of_its_data():

@@ -165,6 +165,9 @@ class FitPosition:
         epoch, batch = self._start
         if size and batch >= size:
             epoch, batch = epoch + 1, 0
+        if epoch == 0 < self._first_epoch:
+            # Keras takes 0 for none, and would begin with the user's epoch.
+            epoch, batch = self._first_epoch, 0
         batch = self._left_out = batch if skips else 0
         self._fits.tell(size=size, first_epoch=epoch, first_batch=batch)
         if not self.goes_on:
