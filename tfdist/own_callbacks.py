@@ -41,7 +41,7 @@ def others(callbacks, owner):
     ]
 
 
-def put_around(callbacks, owner, first, last=None):
+def put_around(callbacks, owner, first, last=None, between=None):
     """Puts own callbacks around a call's, in place of an earlier call's.
 
     Args:
@@ -50,8 +50,11 @@ def put_around(callbacks, owner, first, last=None):
       first: Dict of the name of a callback's method to the function that is
         called, with its arguments, before the methods of all others.
       last: The same, called after them; None for nothing.
+      between: The same, called after that of each other.
     """
     kept = others(callbacks, owner)
+    if between:
+        kept = [c for one in kept for c in (one, _Own(owner, **between))]
     after = [_Own(owner, **last)] if last else []
     # A callback that trains a batch is in a loop over the old list.
     callbacks.callbacks = [_Own(owner, **first), *kept, *after]

@@ -161,6 +161,20 @@ def test_a_chief_that_comes_back_goes_on_with_the_rates_that_it_had_told(
     assert worker.membership.fits.word.rates == (0.0625,)
 
 
+def test_the_rates_of_the_last_epochs_end_are_told_with_the_calls():
+    """Also where nobody knows how many batches an epoch has."""
+    worker = Worker(0, table(1, 1))
+    fit, fits = worker.begin(1), worker.membership.fits
+    worker.runtime.local = types.SimpleNamespace(finish=lambda: None)
+    worker.runtime.coordination = types.SimpleNamespace(
+        waits=False, leave=lambda: None
+    )
+    fit.rates = [tf.Variable(0.25)]
+    worker.chief_decisions.end_loop()
+    assert fits.word.reached == fit_progress.ended(1)
+    assert fits.word.rates == (0.25,)
+
+
 def test_a_call_that_is_tried_again_keeps_the_rate_that_was_set_meanwhile():
     last = fit_progress.Word(
         reached=fit_progress.begun(1), epoch=4, batch=7, rates=(0.125,)
@@ -333,7 +347,7 @@ def test_callbacks_train_batches_before_and_after_the_steps_of_fit():
     # The others may wait for the call, and begin it.
     assert decisions._fits.word.reached == fit_progress.begun(1)
     assert steps == [({},)]
-    assert len(listed.callbacks) == 3
+    assert len(listed.callbacks) == 4
     fit.frame.f_locals["epoch"] = 0
     listed.on_epoch_begin(0)
     assert steps == [({},), (0, {}), "released"]

@@ -337,6 +337,17 @@ class ChiefDecisions:
             self._turns.wait_for_others(self._fits.word.number)
         return True
 
+    def after_callback(self):
+        """Called on the chief when one callback has seen the end of an epoch.
+
+        The rates that it has set are told at once: the callbacks after it may
+        take long, and a chief that dies there goes on with the next epoch,
+        unless nobody knows how many batches this one has.
+        """
+        word = self._fits.word
+        if self.is_in_loop and 0 < word.size <= word.batch:
+            self._tell_rates(self._fit)
+
     def after_callbacks(self):
         """Called when the user's callbacks have seen a batch or an epoch."""
         fit = self._fit
@@ -360,6 +371,8 @@ class ChiefDecisions:
         fit = self._fit
         if fit is None:
             return
+        if self.is_chief:
+            self._tell_rates(fit)
         fit.is_in_loop, fit.has_ended = False, True
         self._values.end(fit.model, fit.number, fit.averages)
         self._runtime.work.leave()

@@ -1,4 +1,4 @@
-"""Callbacks of `fit` that come before and after those of the user."""
+"""Callbacks of `fit` that come before, between and after those of the user."""
 
 from tfdist import own_callbacks
 
@@ -27,4 +27,9 @@ def put_around(listed, following):
         "on_epoch_end": lambda epoch, logs=None: following.after_callbacks(),
         "on_train_end": lambda logs=None: following.close(),
     }
-    own_callbacks.put_around(listed, __name__, first, last)
+    between = {
+        "on_epoch_end": lambda epoch, logs=None: following.after_callback()
+    }
+    own_callbacks.put_around(
+        listed, __name__, first, last, between if following.is_chief else None
+    )
