@@ -179,6 +179,17 @@ def epoch_of(call):
     return call.f_locals.get("epoch") or 0
 
 
+def keras_epoch():
+    """Returns the epoch, from 0, of the `fit` under way; of Keras's own alone.
+
+    A `fit` of the user's own may read its data as often as it likes.
+    """
+    call = fit_under_way()
+    if call is None or not _is_of(call, "keras") or not _is_set(call, "epoch"):
+        return None
+    return epoch_of(call)
+
+
 def is_before_epochs(call):
     """Whether a frame of Keras's `fit` has not come to its first epoch."""
     return "epoch" not in call.f_locals and "epoch" in call.f_code.co_varnames

@@ -68,6 +68,9 @@ class EpochData:
         )
         cardinality = dataset.cardinality()
         is_unknown = cardinality == tf.data.UNKNOWN_CARDINALITY
+        self._has_spares = is_unknown and num_steps is None
+        # The epoch of `fit` that was begun last, and its iterator.
+        self._epoch = self._last = None
         self._iterators = epoch_orders.EpochIterators(
             dataset,
             is_cached and cardinality != tf.data.INFINITE_CARDINALITY,
@@ -82,6 +85,8 @@ class EpochData:
             return iter([self._batch_to_build_for()])
         if self._make_epoch is not None:
             return self._make_epoch()
+        if self._is_spare():
+            return self._last
         begun, self._begun = self._begun, None
         if not self._iterators.drawn or begun is not None:
             passed = self._passed()
@@ -89,7 +94,20 @@ class EpochData:
                 self._left_out = passed, 0
                 begun = None
         self._readers.begin()
-        return self._next_epoch() if begun is None else begun
+        self._last = self._next_epoch() if begun is None else begun
+        return self._last
+
+    def _is_spare(self):
+        """Whether Keras asks for an iterator that it will not read.
+
+        It does where an epoch has more batches than the first one had, which
+        it took for the size of all: this worker's may have, and others' not.
+        Then their orders would be of different epochs from there on.
+        """
+        if not self._has_spares:
+            return False
+        begun, self._epoch = self._epoch, private_keras_calls.keras_epoch()
+        return self._epoch is not None and self._epoch == begun
 
     def _next_epoch(self):
         """An iterator of the next epoch's data."""
