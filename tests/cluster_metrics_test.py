@@ -45,6 +45,21 @@ def test_a_metric_may_have_several_numbers():
     assert json.loads(json.dumps(found)) == found
 
 
+class MeanAndCount(keras.metrics.MeanSquaredError):
+    """A metric whose result is a dict."""
+
+    def result(self):
+        return {"mean": super().result(), "inner": {"count": self.count}}
+
+
+def test_a_metric_may_have_several_named_results():
+    model = model_of(MeanAndCount(name="both"))
+    found = cluster_metrics.total(model, [cluster_metrics.state(model)] * 2)
+    del found["loss"]
+    # Errors of 0 and 1, twice; names as in Keras's logs.
+    assert found == {"mean": pytest.approx(0.5), "count": 4.0}
+
+
 @pytest.mark.parametrize(
     "other",
     [

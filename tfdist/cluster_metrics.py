@@ -45,14 +45,24 @@ def total(model, states, fit=0):
         for k, variable in enumerate(variables):
             parts = [np.asarray(s[k]) for s in states]
             variable.assign(np.sum(parts, axis=0))
-        results = model.get_metrics_result()
-        return {
-            name: np.asarray(value).astype(float).tolist()
-            for name, value in results.items()
-        }
+        return _flat(model.get_metrics_result())
     finally:
         for variable, value in zip(variables, own, strict=True):
             variable.assign(value)
+
+
+def _flat(results):
+    """Returns results as numbers and lists, without dicts in them, as logs.
+
+    Keras leaves the dict of a metric with several named results as it is.
+    """
+    found = {}
+    for name, value in results.items():
+        if isinstance(value, dict):
+            found.update(_flat(value))
+        else:
+            found[name] = np.asarray(value).astype(float).tolist()
+    return found
 
 
 def _kind(model, fit):
