@@ -14,6 +14,7 @@ says what the server must hold after each step:
 
 import itertools
 
+from absl import logging
 from hypothesis import Phase
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,6 +27,7 @@ from tests import laws
 from tests import nightly
 from tfdist.cluster import config as cluster_config
 from tfdist.runtime import runtime
+from tfdist.runtime.exchange import subgraph_replay
 from tfdist.runtime.keras_hooks import extended
 from tfdist.runtime.variables import table
 
@@ -217,6 +219,71 @@ def test_late_gradients_are_applied_to_the_newest_parameters(rule):
     for worker in workers:
         worker.runtime.pull()
         assert worker.model.optimizer.iterations.numpy() == 7
+
+
+class OfTable(keras.optimizers.schedules.LearningRateSchedule):
+    """Looks rates up."""
+
+    def __init__(self, rates):
+        super().__init__()
+        self.rates = rates
+
+    def __call__(self, step):
+        return tf.gather(self.rates, tf.cast(step, tf.int32))
+
+
+def trained_with(rates, make_schedule):
+    """Kernel and its right value where worker 1 has pulled no update."""
+    run = next(_runs)
+    workers = [
+        VirtualWorker(run, k).build(
+            lambda: keras.optimizers.SGD(make_schedule())
+        )
+        for k in range(2)
+    ]
+    x, y = np.ones([1, FEATURES], "float32"), np.zeros([1, 1], "float32")
+    late = gradient(np.array([1.0] * FEATURES + [0.0]), x, y)
+    for worker in workers:
+        worker.runtime.pull()
+    for _ in range(3):
+        workers[0].step(x, y)
+    before = workers[0].weights()
+    workers[1].step(x, y)
+    return workers[1].weights(), before - rates[3] * late
+
+
+RATES = [0.1 / (1 + step) for step in range(8)]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        # Six operations on scalars for each boundary.
+        lambda: keras.optimizers.schedules.PiecewiseConstantDecay(
+            list(range(7)), RATES
+        ),
+        lambda: OfTable(tf.constant(RATES, tf.float32)),
+    ],
+    ids=["boundaries", "table"],
+)
+def test_a_late_gradient_has_the_rate_of_now_of_a_long_schedule(
+    make, monkeypatch
+):
+    monkeypatch.setattr(subgraph_replay, "MAX_LIFTED_OPS", 5)
+    found, right = trained_with(RATES, make)
+    np.testing.assert_allclose(found, right, rtol=1e-5)
+
+
+def test_a_rate_that_servers_cannot_compute_is_told(monkeypatch):
+    told = []
+    monkeypatch.setattr(
+        logging, "log_first_n", lambda level, text, n: told.append(text)
+    )
+    found, right = trained_with(
+        RATES, lambda: OfTable(tf.Variable(RATES, trainable=False))
+    )
+    assert not np.allclose(found, right, rtol=1e-5)
+    assert "by operations that servers cannot repeat" in told[0]
 
 
 # Few, as an example's workers are seconds of work, its steps nothing.

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from absl import logging
 import tensorflow as tf
 
 from tfdist import fused_kernels
@@ -181,6 +182,8 @@ def prepare(record, piece, *, live, lifter, buffer):
         args.append(resolve(argument, lift=not is_gradient))
         if is_gradient:
             (gradient,) = resolve.plain
+        elif record.is_gradient and lifter.is_behind(argument, live):
+            _warn_of_own_count()
     kwargs = [resolve(a) for a in tf.nest.flatten(record.kwargs)]
 
     def update(sent, section):
@@ -201,3 +204,16 @@ def prepare(record, piece, *, live, lifter, buffer):
         )
 
     return Replay(record, piece, update, resolve.plain, gradient)
+
+
+def _warn_of_own_count():
+    logging.log_first_n(
+        logging.WARNING,
+        "An optimizer's learning rate is computed from its number of updates "
+        "by operations that servers cannot repeat, such as a look-up in a "
+        "tf.Variable or a tf.py_function. Each worker sends the rate of the "
+        "number that it has pulled, which leaves out later updates of others. "
+        "Use a schedule of tf or keras.ops operations on numbers and constant "
+        "tensors.",
+        1,
+    )

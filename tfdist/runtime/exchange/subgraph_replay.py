@@ -11,10 +11,11 @@ import dataclasses
 
 import tensorflow as tf
 
-from tfdist.runtime.variables import variables
+from tfdist.runtime.variables.variables import Role
 
 # Beyond this size a value is not a rule for a state but a piece of the model;
-# it is then sent as computed.
+# it is then sent as computed. Operations on scalars do not count: a long
+# learning-rate schedule has thousands.
 MAX_LIFTED_OPS = 400
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 
@@ -27,11 +28,13 @@ class Plan:
       operations: Tuple of `tf.Operation` on the worker.
       inputs: Tuple of tensors that the copies need from the worker.
       output: The tensor whose copy is wanted.
+      is_of_counters: Whether they read step counters and nothing else.
     """
 
     operations: tuple
     inputs: tuple
     output: tf.Tensor
+    is_of_counters: bool = False
 
 
 class Lifter:
@@ -64,9 +67,9 @@ class Lifter:
         variable = self._handles.get(tensor.name)
         if variable is None:
             return None
-        if variable.role is variables.Role.TABLE:
+        if variable.role is Role.TABLE:
             return None  # Its rows are looked up, not read.
-        if variable.role is variables.Role.PARAMETER and (
+        if variable.role is Role.PARAMETER and (
             self._settled is None or self._order[operation.name] < self._settled
         ):
             return None
@@ -99,6 +102,7 @@ class Lifter:
         if value.op.name not in self._reach:
             return None
         seen, stack, inputs = {}, [value.op], {}
+        size, roles = 0, set()
         if not self._reach[value.op.name] & live:
             return None
         while stack:
@@ -106,13 +110,15 @@ class Lifter:
             if operation.name in seen:
                 continue
             seen[operation.name] = operation
-            if len(seen) > MAX_LIFTED_OPS:
+            size += any(one.shape.rank != 0 for one in operation.outputs)
+            if size > MAX_LIFTED_OPS:
                 return None
             if operation.op_def.is_stateful and operation.type not in _READS:
                 return None
             for tensor in operation.inputs:
                 leaf = self._leaf(operation, tensor)
                 if leaf is not None and leaf.ordinal in live:
+                    roles.add(leaf.role)
                     continue
                 reach = self._reach.get(tensor.op.name, frozenset())
                 if reach & live:
@@ -122,7 +128,12 @@ class Lifter:
         if any(tensor.dtype == tf.resource for tensor in inputs.values()):
             return None
         ordered = sorted(seen.values(), key=lambda op: self._order[op.name])
-        return Plan(tuple(ordered), tuple(inputs.values()), value)
+        return Plan(
+            tuple(ordered),
+            tuple(inputs.values()),
+            value,
+            is_of_counters=roles == {Role.ITERATIONS},
+        )
 
     def loses(self, value, variable, live):
         """Whether a value is made of a variable by what cannot be built again.
@@ -137,6 +148,24 @@ class Lifter:
         reach = self._reach.get(value.op.name, frozenset())
         return variable.ordinal in reach and self.plan(value, live) is None
 
+    def is_behind(self, value, live):
+        """Whether a value is sent as it is, though it is of a live step count.
+
+        Args:
+          value: An argument of an update, anything.
+          live: As of `plan`.
+        """
+        if not isinstance(value, tf.Tensor):
+            return False
+        reach = self._reach.get(value.op.name, frozenset())
+        return (
+            any(
+                self._store.variables[ordinal].role is Role.ITERATIONS
+                for ordinal in reach & live
+            )
+            and self.plan(value, live) is None
+        )
+
     def build(self, plan, sent, section):
         """Builds the copies in the current device and control scope.
 
@@ -148,6 +177,14 @@ class Lifter:
         Returns:
           The copy of `plan.output`.
         """
+        if not plan.is_of_counters:
+            return self._built(plan, sent, section)
+        # A learning rate is the same for all variables.
+        return section.once(
+            plan.output.name, lambda: self._built(plan, sent, section)
+        )
+
+    def _built(self, plan, sent, section):
         copies = dict(sent)
         for operation in plan.operations:
             inputs = []

@@ -21,7 +21,8 @@ class ServerScope:
         self.piece_number = None
         # The rows that tables mean; None for all.
         self.row_scope = None
-        # Counters that were read, by graph and `ref()`; None: read each time.
+        # Counters that were read, by graph and `ref()`, and what is made of
+        # them, by its name; None: built each time.
         self._counters = None
         # Counters with another value than that on the server, by `ref()`.
         self._known_counters = {}
@@ -91,11 +92,20 @@ class ServerScope:
         """
         if variable.ref() in self._known_counters:
             return self._known_counters[variable.ref()]
+        return self.once(variable.ref(), read)
+
+    def once(self, name, build):
+        """Returns a tensor of counters, built once in `counters_read_once`.
+
+        Args:
+          name: What tells it from others.
+          build: Callable without arguments that builds it.
+        """
         if self._counters is None:
-            return read()
-        key = tf.compat.v1.get_default_graph(), variable.ref()
+            return build()
+        key = tf.compat.v1.get_default_graph(), name
         if key not in self._counters:
-            self._counters[key] = read()
+            self._counters[key] = build()
         return self._counters[key]
 
     @contextlib.contextmanager
