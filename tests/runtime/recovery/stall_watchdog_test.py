@@ -130,6 +130,28 @@ def test_time_between_calls_is_no_stall(clock, messages):
     assert messages == []
 
 
+def test_overlapping_calls_of_two_threads_are_both_over(clock, messages):
+    dog = watch()
+    begun, ends = threading.Event(), threading.Event()
+
+    def evaluate():
+        before = dog.begin("test_function")
+        begun.set()
+        ends.wait(120.0)
+        dog.end(before)
+
+    before = dog.begin("train_function")
+    thread = threading.Thread(target=evaluate)
+    thread.start()
+    assert begun.wait(120.0)
+    dog.end(before)
+    ends.set()
+    thread.join(120.0)
+    clock.look()
+    clock.look(TIMEOUT)
+    assert messages == []
+
+
 def test_time_in_which_the_process_was_stopped_is_no_stall(clock, messages):
     dog = watch()
     before = dog.begin("train_function")

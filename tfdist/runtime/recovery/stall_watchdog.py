@@ -40,8 +40,8 @@ class Watchdog:
         self._describe = describe
         self._timeout = timeout
         self._fails = fails
-        # The call that is under way: what, and its thread; None between calls.
-        self._call = None
+        # By thread, what is under way there: calls of threads may overlap.
+        self._calls = {}
         self._thread = None
 
     def begin(self, what):
@@ -56,42 +56,52 @@ class Watchdog:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, daemon=True)
             self._thread.start()
-        before, self._call = self._call, (what, threading.get_ident())
+        before = self._calls.get(threading.get_ident())
+        self._calls[threading.get_ident()] = what
         return before
 
     def end(self, before):
-        """The call has ended.
+        """The call has ended, in this thread.
 
         Args:
           before: What `begin` has returned.
         """
-        self._call = before
+        if before is None:
+            del self._calls[threading.get_ident()]
+        else:
+            self._calls[threading.get_ident()] = before
 
     def _run(self):
-        seen, since, told = None, time.monotonic(), 0
-        now = since
+        looks, now = {}, time.monotonic()
         while True:
             time.sleep(_POLL_SECONDS)
-            call = self._call
-            state = (call, self._progress())
+            calls = self._calls.copy()
+            progress = self._progress()
             before, now = now, time.monotonic()
-            since += max(0.0, now - before - _LATE_SECONDS)
-            if call is None or state != seen:
-                seen, since, told = state, now, 0
-                continue
-            # Once for each time that the time has doubled.
-            if now - since < self._timeout * 2**told:
-                continue
-            told += 1
-            self._tell(call, now - since)
-            if self._fails:
-                logging.error("%s ends, as on_stall='fail' says.", self._name)
-                logging.flush()
-                sys.stderr.flush()
-                os._exit(STALLED_STATUS)
+            late = max(0.0, now - before - _LATE_SECONDS)
+            seen, looks = looks, {}
+            for thread, what in calls.items():
+                state = what, progress
+                known, since, told = seen.get(thread, (None, now, 0))
+                if state != known:
+                    looks[thread] = state, now, 0
+                    continue
+                since += late
+                # Once for each time that the time has doubled.
+                if now - since >= self._timeout * 2**told:
+                    told += 1
+                    self._tell(what, thread, now - since)
+                    self._may_end()
+                looks[thread] = state, since, told
 
-    def _tell(self, call, seconds):
-        what, thread = call
+    def _may_end(self):
+        if self._fails:
+            logging.error("%s ends, as on_stall='fail' says.", self._name)
+            logging.flush()
+            sys.stderr.flush()
+            os._exit(STALLED_STATUS)
+
+    def _tell(self, what, thread, seconds):
         logging.error(
             "%s has made no progress for %.0f s in %s. %s The stack:\n%s",
             self._name,
