@@ -192,7 +192,7 @@ def test_servers_that_the_cluster_has_not_are_refused():
     "arguments, parts",
     [
         ((2, 2), ["Group.index", "0 to 1", "2"]),
-        ((np.int64(0), 2), ["Group.index", "int64"]),
+        ((0.0, 2), ["Group.index", "0.0"]),
         ((0, 0), ["Group.num_groups", "from 1", "0"]),
         ((0, 2, (("a:1",),)), ["Group.servers", "2 lists"]),
     ],

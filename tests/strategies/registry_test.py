@@ -238,7 +238,10 @@ def test_all_settings_of_a_text_can_be_read():
         ("dana:correction=fasgd", ["dana has the settings", "'correction'"]),
         ("softsync:s=0", ["'softsync:s=0'", "at least 1"]),
         ("sync:communication=tree", ["parameter_server, ring", "'tree'"]),
-        ("async:local_steps=0", ["`period` of", "'async:local_steps=0'"]),
+        (
+            "async:local_steps=0",
+            ["`local_steps` must", "'async:local_steps=0'"],
+        ),
     ],
 )
 def test_what_names_no_method_is_refused(text, messages):

@@ -40,10 +40,8 @@ class AccruedGradients(base.LocalSteps):
         outer_optimizer: keras.Optimizer | None = None,
     ):
         owner = type(self).__name__
-        checks.count(f"{owner}: n_fetch", n_fetch)
-        checks.count(f"{owner}: n_push", n_push)
-        self.n_fetch = n_fetch
-        self.n_push = n_push
+        self.n_fetch = checks.count(f"{owner}: n_fetch", n_fetch)
+        self.n_push = checks.count(f"{owner}: n_push", n_push)
         self._outer = base.optimizer_config(
             owner,
             "outer_optimizer",

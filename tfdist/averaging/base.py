@@ -196,7 +196,7 @@ def period_steps(period, warmup_steps, step):
     return steps
 
 
-def check_period(owner, name, period):
+def checked_period(owner, name, period):
     """Refuses what is neither a number of steps nor a function.
 
     Args:
@@ -204,12 +204,18 @@ def check_period(owner, name, period):
       name: Name of the argument.
       period: What was received.
 
+    Returns:
+      It, a number as an int.
+
     Raises:
       ValueError: It is refused.
     """
-    if not callable(period) and not checks.is_count(period, 1):
+    if callable(period):
+        return period
+    if not checks.is_count(period, 1):
         allowed = "an integer of at least 1 or a function of the local step"
         raise ValueError(checks.refusal(f"{owner}: {name}", allowed, period))
+    return int(period)
 
 
 _NOT_OUTER = (

@@ -50,7 +50,7 @@ class DelayedNesterov(keras.optimizers.Optimizer):
             checks.in_range(
                 f"{owner}: momentum", momentum, below=1.0, positive=True
             )
-        checks.count(f"{owner}: delay", delay)
+        delay = checks.count(f"{owner}: delay", delay)
         if c:
             checks.in_range(f"{owner}: c", c, positive=True)
         if c * delay > 1:

@@ -51,7 +51,7 @@ class ElasticAveraging(base.LocalSteps):
         alpha: float | None = None,
     ):
         owner = type(self).__name__
-        base.check_period(owner, "period", period)
+        self.period = base.checked_period(owner, "period", period)
         if moving_rate is not None and alpha is not None:
             raise ValueError(
                 f"Arguments `moving_rate` and `alpha` of {owner} must not "
@@ -67,7 +67,6 @@ class ElasticAveraging(base.LocalSteps):
             moving_rate = checks.in_range(
                 f"{owner}: moving_rate", moving_rate, positive=True
             )
-        self.period = period
         self.moving_rate = moving_rate
         self.alpha = alpha
         self.pushed = base.Pushed.WEIGHTS

@@ -68,15 +68,16 @@ class ParameterAveraging(base.LocalSteps):
         dynamic: bool = False,
     ):
         owner = type(self).__name__
-        base.check_period(owner, "period", period)
-        checks.count(f"{owner}: warmup_steps", warmup_steps, 0)
+        self.period = base.checked_period(owner, "period", period)
+        self.warmup_steps = checks.count(
+            f"{owner}: warmup_steps", warmup_steps, 0
+        )
         if average_optimizer_state and reset_momentum:
             raise ValueError(
                 "Arguments `average_optimizer_state` and `reset_momentum` of "
                 f"{owner} must not both be True. Received: "
                 "average_optimizer_state=True, reset_momentum=True"
             )
-        self.period = period
         if outer_optimizer is None:
             outer_optimizer = keras.optimizers.SGD(1.0)
         # A function is called when the number of workers is known.
@@ -87,7 +88,6 @@ class ParameterAveraging(base.LocalSteps):
             )
         self.average_optimizer_state = bool(average_optimizer_state)
         self.reset_momentum = bool(reset_momentum)
-        self.warmup_steps = warmup_steps
         self.dynamic = bool(dynamic)
 
     def resolve(

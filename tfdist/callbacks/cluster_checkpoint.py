@@ -7,6 +7,7 @@ from typing import Literal
 from absl import logging
 import keras
 
+from tfdist import checks
 from tfdist import model_optimizers
 from tfdist import private_keras
 from tfdist import private_keras_building
@@ -86,16 +87,12 @@ class ClusterCheckpoint(keras.callbacks.Callback):
                 "Argument `directory` must be a path. Received: "
                 f"directory={directory!r}"
             )
-        if save_freq != "epoch" and not _is_count(save_freq):
+        if save_freq != "epoch" and not checks.is_count(save_freq, 1):
             raise ValueError(
                 'Argument `save_freq` must be "epoch" or a positive number of '
                 f"batches. Received: save_freq={save_freq!r}"
             )
-        if not _is_count(keep):
-            raise ValueError(
-                "Argument `keep` must be an integer of at least 1. Received: "
-                f"keep={keep!r}"
-            )
+        keep = checks.count("keep", keep)
         self._files = checkpoint_files.CheckpointFiles(
             directory, keep, lazy=table_chunks.PREFIX
         )
@@ -420,8 +417,3 @@ def _check_layers_are_built(model):
             f"Received: {model.name!r}, with layers that are not built: "
             f"{unbuilt}"
         )
-
-
-def _is_count(value):
-    is_int = isinstance(value, int) and not isinstance(value, bool)
-    return is_int and value >= 1

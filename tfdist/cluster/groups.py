@@ -22,6 +22,7 @@ import os
 import sys
 from typing import Any
 
+from tfdist import checks
 from tfdist.cluster import addresses
 from tfdist.cluster import tf_config
 from tfdist.cluster.config import ClusterConfig
@@ -74,6 +75,8 @@ class Group:
 
     def __post_init__(self):
         _check_index(self.index, self.num_groups, _ARGUMENT_NAMES)
+        object.__setattr__(self, "index", int(self.index))
+        object.__setattr__(self, "num_groups", int(self.num_groups))
         servers = self.servers
         if not isinstance(servers, (list, tuple)) or servers:
             servers = _checked_servers(
@@ -172,15 +175,11 @@ class Group:
 
 
 def _check_index(index: Any, num_groups: Any, names: _Names) -> None:
-    if not _is_integer(num_groups) or num_groups < 1:
+    if not checks.is_count(num_groups, 1):
         raise refusal(names.num_groups, "be an integer from 1", num_groups)
-    if not _is_integer(index) or not 0 <= index < num_groups:
+    if not checks.is_count(index, 0) or index >= num_groups:
         last = shown(num_groups - 1)
         raise refusal(names.index, f"be an integer from 0 to {last}", index)
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _checked_servers(

@@ -25,6 +25,7 @@ import dataclasses
 import json
 from typing import Any
 
+from tfdist import checks
 from tfdist.cluster import addresses
 from tfdist.cluster.refusal import ClusterConfigError
 from tfdist.cluster.refusal import refusal
@@ -249,9 +250,7 @@ def check_task(
     allowed = f"be an integer from 0 to {count - 1} for type {task_type!r}"
     if isinstance(task_index, str) and addresses.INDEX.fullmatch(task_index):
         task_index = int(task_index)
-    if isinstance(task_index, bool) or not isinstance(task_index, int):
-        raise refusal(names.task_index, allowed, task_index)
-    if not 0 <= task_index < count:
+    if not checks.is_count(task_index, 0) or task_index >= count:
         raise refusal(names.task_index, allowed, task_index)
     if task_type == "evaluator" and not spec.get("ps"):
         raise ClusterConfigError(
@@ -259,7 +258,7 @@ def check_task(
             "evaluator, which reads the parameters from the servers. "
             f"Received: jobs {list(spec)}."
         )
-    return task_type, task_index
+    return task_type, int(task_index)
 
 
 def check_rpc_layer(rpc_layer: Any, name: str) -> None:
@@ -299,9 +298,7 @@ def check_initial_workers(
         f"be an integer from 1 to {capacity}, the workers of the cluster "
         "(chief included)"
     )
-    if isinstance(number, bool) or not isinstance(number, int):
-        raise refusal(names.initial_workers, allowed, number)
-    if not 1 <= number <= capacity:
+    if not checks.is_count(number, 1) or number > capacity:
         raise refusal(names.initial_workers, allowed, number)
     if number < capacity and not spec.get("ps"):
         raise ClusterConfigError(
@@ -309,7 +306,7 @@ def check_initial_workers(
             "cluster only where there are parameter servers. Received: "
             f"{number} of {capacity} workers and no ps."
         )
-    return number
+    return int(number)
 
 
 def canonical(spec: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:

@@ -61,11 +61,11 @@ class Threshold(base.Codec):
         dense_below: int = 1024,
     ):
         if tau is not None:
-            checks.not_negative("Threshold: tau", tau)
+            tau = checks.not_negative("Threshold: tau", tau)
         if tau is None and density is None:
             density = _DENSITY
         if density is not None:
-            checks.in_range(
+            density = checks.in_range(
                 "Threshold: density", density, below=1.0, positive=True
             )
         if density is not None and tau == 0:
@@ -73,7 +73,7 @@ class Threshold(base.Codec):
                 checks.refusal("Threshold: density", "None with tau=0", density)
             )
         if clip is not None:
-            checks.number(
+            clip = checks.number(
                 "Threshold: clip", clip, lambda x: x >= 1, "of at least 1"
             )
         self.tau = tau

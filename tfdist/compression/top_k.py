@@ -66,12 +66,10 @@ class TopK(base.Codec):
         entropy: bool = True,
         dense_below: int = 1024,
     ):
-        checks.number(
+        self.ratio = checks.number(
             "TopK: ratio", ratio, lambda x: 0 < x <= 1, "above 0, at most 1"
         )
-        checks.in_range("TopK: momentum", momentum, below=1.0)
-        self.ratio = ratio
-        self.momentum = momentum
+        self.momentum = checks.in_range("TopK: momentum", momentum, below=1.0)
         self.nesterov = nesterov
         self.masking = masking
         self.warmup = checks.count("TopK: warmup", warmup, 0)

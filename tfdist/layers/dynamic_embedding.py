@@ -89,7 +89,7 @@ class DynamicEmbedding(keras.layers.Layer):
         self.initializer = initializer
         self.admit_after = checks.count("admit_after", admit_after)
         if evict_after is not None:
-            checks.count("evict_after", evict_after)
+            evict_after = checks.count("evict_after", evict_after)
         self.evict_after = evict_after
         self.seed = checks.count("seed", seed, 0)
         self.mask_zero = bool(mask_zero)

@@ -42,7 +42,8 @@ class PipelineOptions:
 
     def __post_init__(self):
         checks.one_of("schedule", self.schedule, schedules.NAMES)
-        checks.count("micro_batches", self.micro_batches)
+        count = checks.count("micro_batches", self.micro_batches)
+        object.__setattr__(self, "micro_batches", count)
         if self.recompute and self.schedule not in schedules.SYNCHRONOUS:
             raise ValueError(
                 f"recompute=True came for schedule={self.schedule!r}, which "

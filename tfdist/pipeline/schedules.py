@@ -165,9 +165,9 @@ def make(name, num_stages, micro_batches, batches=1, devices=None):
       ValueError: An argument is none of those.
     """
     checks.one_of("name", name, NAMES)
-    checks.count("num_stages", num_stages)
-    checks.count("micro_batches", micro_batches)
-    checks.count("batches", batches)
+    num_stages = checks.count("num_stages", num_stages)
+    micro_batches = checks.count("micro_batches", micro_batches)
+    batches = checks.count("batches", batches)
     if name == "pipedream_2bw" and micro_batches < num_stages:
         raise ValueError(
             "Argument `micro_batches` must be at least the number of stages, "

@@ -7,6 +7,7 @@ import itertools
 import keras
 import tensorflow as tf
 
+from tfdist import checks
 from tfdist import private_keras
 from tfdist.pipeline import random_operations
 from tfdist.pipeline import stage_scope
@@ -351,15 +352,15 @@ def stages_between(model, bounds, devices):
 def cuts(calls, stages):
     """Bounds of the stages among the calls: 0, ..., the number of calls."""
     names = [call.operation.name for call in calls]
-    count(stages)
-    if isinstance(stages, int):
-        if stages > len(calls):
+    number = count(stages)
+    if checks.is_count(stages, 1):
+        if number > len(calls):
             raise ValueError(
                 f"Argument `stages` must be 1 to {len(calls)}, the number of "
                 f"calls of the model ({', '.join(names)}). Received: "
                 f"stages={stages}"
             )
-        return _balanced([call.work for call in calls], stages)
+        return _balanced([call.work for call in calls], number)
     if all(isinstance(stage, str) for stage in stages):
         bounds = [0, *(_first(name, names) for name in stages), len(names)]
         if any(a >= b for a, b in zip(bounds, bounds[1:], strict=False)):
@@ -377,8 +378,8 @@ def count(stages):
     Raises:
       ValueError: It is none of what it may be.
     """
-    if isinstance(stages, int) and not isinstance(stages, bool) and stages > 0:
-        return stages
+    if checks.is_count(stages, 1):
+        return int(stages)
     if isinstance(stages, (list, tuple)) and stages:
         if all(isinstance(stage, str) for stage in stages):
             return len(stages) + 1

@@ -68,10 +68,14 @@ class Pipeline:
                 "micro_batches=None"
             )
         if self.micro_batches is not None:
-            checks.count("Pipeline: micro_batches", self.micro_batches)
-        checks.count("Pipeline: max_replicas", self.max_replicas)
+            self._count("micro_batches")
+        self._count("max_replicas")
         if self.max_replicas > 1:
             self._check_replicas()
+
+    def _count(self, name):
+        value = checks.count(f"Pipeline: {name}", getattr(self, name))
+        object.__setattr__(self, name, value)
 
     def _check_replicas(self):
         if self.schedule not in SYNCHRONOUS:

@@ -55,7 +55,7 @@ def measure(
     Raises:
       ValueError: The model is of another kind or not built; repeats below 1.
     """
-    checks.count("repeats", repeats)
+    repeats = checks.count("repeats", repeats)
     place = None if device is None else devices_lib.resolve(device)
 
     def timed(call, arguments):
@@ -108,7 +108,7 @@ def estimate(
       ValueError: The model is of another kind or not built.
     """
     calls_of(model)  # Refuses what has no known inputs.
-    checks.count("batch_size", batch_size)
+    batch_size = checks.count("batch_size", batch_size)
     specs = [
         tf.TensorSpec([batch_size, *x.shape[1:]], x.dtype) for x in model.inputs
     ]

@@ -55,7 +55,7 @@ class RecurrentStack(keras.layers.Layer):
                 "Argument `layers` must be a list of recurrent layers. "
                 f"Received: layers={layers!r}"
             )
-        checks.count("chunks", chunks)
+        chunks = checks.count("chunks", chunks)
         names = [getattr(layer, "name", None) for layer in layers]
         if len(set(names)) < len(names):
             raise ValueError(

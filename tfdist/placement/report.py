@@ -123,7 +123,7 @@ def report(
             f"Received: data of type {type(data).__name__}"
         )
     if batch_size is not None:
-        checks.count("batch_size", batch_size)
+        batch_size = checks.count("batch_size", batch_size)
     if data is not None and batch_size is not None:
         raise ValueError("batch_size came with data, which has its own.")
     if data is not None and not model.compiled:

@@ -46,7 +46,7 @@ def anneal(graph, devices, start=None, evaluations=1000, seed=0):
         starts, or `start` is not a placement.
       PlacementError: Nothing that fits was found.
     """
-    checks.count("evaluations", evaluations)
+    evaluations = checks.count("evaluations", evaluations)
     if start is None:
         start = dict.fromkeys(graph.index, devices.names[0])
     starts = [start] if isinstance(start, dict) else list(start)

@@ -188,8 +188,8 @@ def advise(
     if isinstance(num_workers, numbers.Number):
         several = [num_workers]
     several = sorted({checks.count("num_workers", n) for n in several})
-    checks.count("num_servers", num_servers)
-    checks.count("steps", steps, least=_LEAST_STEPS)
+    num_servers = checks.count("num_servers", num_servers)
+    steps = checks.count("steps", steps, least=_LEAST_STEPS)
     if strategies is None:
         strategies = registry.names("synchronization")
     strategies = list(strategies)

@@ -77,7 +77,7 @@ def check_exchange(num_servers, failures, work):
 
 def cluster(compute, network, failures, seed, worker_timeout, start_timeout):
     """The arguments of a `Schedule` that describe the cluster, checked."""
-    checks.count("seed", seed, least=0)
+    seed = checks.count("seed", seed, least=0)
     least = 2 * member_table.HEARTBEAT_SECONDS
     checks.number(
         "worker_timeout",

@@ -83,8 +83,8 @@ def measure(size: int, codec: str = CODEC, rounds: int = 15) -> CodecCost:
     Returns:
       A `CodecCost`.
     """
-    checks.count("size", size)
-    checks.count("rounds", rounds)
+    size = checks.count("size", size)
+    rounds = checks.count("rounds", rounds)
     made = compression_lib.parse(codec)
     state = {k: tf.Variable(v) for k, v in made.state(size).items()}
     target = tf.Variable(tf.zeros([size]))

@@ -122,7 +122,7 @@ def compare(
     checks.kind("local_compute", local_compute, ComputeTime)
     checks.kind("network", network, Network)
     failures = checks.several("failures", failures, Failure)
-    checks.count("extra_rates", extra_rates, least=0)
+    extra_rates = checks.count("extra_rates", extra_rates, least=0)
     data = data_lib.Data(dataset, batch_size)
     settings = _settings(
         strategies,

@@ -39,7 +39,8 @@ class AveragingExchange(VirtualExchange):
 
     def __post_init__(self):
         super().__post_init__()
-        checks.count("period", self.period)
+        period = checks.count("period", self.period)
+        object.__setattr__(self, "period", period)
 
     def player(self, run):
         return _AveragingPlayer(run, self)

@@ -189,7 +189,7 @@ def measure(
       TypeError: `model` is no Keras model.
       ValueError: An argument does not fit; the message says which.
     """
-    checks.count("steps", steps)
+    steps = checks.count("steps", steps)
     if step_seconds is not None:
         checks.positive("step_seconds", step_seconds)
     data_lib.check_model(model)

@@ -26,7 +26,8 @@ class Sandblaster:
     backup_after: float = 2.0
 
     def __post_init__(self):
-        checks.count("portions_per_worker", self.portions_per_worker)
+        portions = checks.count("portions_per_worker", self.portions_per_worker)
+        object.__setattr__(self, "portions_per_worker", portions)
         after = self.backup_after
         if not checks.is_number(after) or not after > 1:
             raise ValueError(

@@ -109,9 +109,9 @@ def simulate(
     Raises:
       ValueError: An argument does not fit; the message says which.
     """
-    checks.count("num_workers", num_workers)
-    checks.count("num_servers", num_servers)
-    checks.count("epochs", epochs)
+    num_workers = checks.count("num_workers", num_workers)
+    num_servers = checks.count("num_servers", num_servers)
+    epochs = checks.count("epochs", epochs)
     checks.positive("evaluate_every", evaluate_every)
     if checks.count("chunk", chunk) > 8:
         raise ValueError(
@@ -264,11 +264,11 @@ def timing(
     Returns:
       A `History` without evaluations.
     """
-    checks.count("num_workers", num_workers)
-    checks.count("num_servers", num_servers)
-    checks.count("batch_size", batch_size)
-    checks.count("steps", steps, least=num_workers)
-    checks.count("epochs", epochs)
+    num_workers = checks.count("num_workers", num_workers)
+    num_servers = checks.count("num_servers", num_servers)
+    batch_size = checks.count("batch_size", batch_size)
+    steps = checks.count("steps", steps, least=num_workers)
+    epochs = checks.count("epochs", epochs)
     cluster = arguments.cluster(
         compute, network, failures, seed, worker_timeout, start_timeout
     )

@@ -131,7 +131,7 @@ def tables(method, from_bytes, rule):
         )
     if from_bytes is None:
         return table.NO_TABLES
-    if type(from_bytes) is not int or from_bytes < 1:
+    if not checks.is_count(from_bytes, 1):
         raise ValueError(
             "Argument `table_bytes` must be a positive number of bytes or "
             f"None. Received: table_bytes={from_bytes!r}"
@@ -150,7 +150,7 @@ def tables(method, from_bytes, rule):
             "many times in a step. Received: "
             f"table_rule={rule!r} with {method.name}"
         )
-    return table.TableSettings(from_bytes, rule)
+    return table.TableSettings(int(from_bytes), rule)
 
 
 def _has_tables(method):
@@ -188,7 +188,9 @@ def portions(method, decisions, work, portions_per_worker):
       ValueError: They are malformed, or the method has no portions.
     """
     checks.one_of("work", work, ("shares", "queue"))
-    checks.count("portions_per_worker", portions_per_worker)
+    portions_per_worker = checks.count(
+        "portions_per_worker", portions_per_worker
+    )
     if work == "shares":
         return None
     reason = None

@@ -6,6 +6,7 @@ from typing import Literal
 
 import keras
 
+from tfdist import checks
 from tfdist.averaging import LocalSteps
 from tfdist.averaging import ParameterAveraging
 from tfdist.averaging.base import Pushed
@@ -55,8 +56,9 @@ class Method:
     warmup_updates: int = 100
 
     def __post_init__(self):
-        if type(self.local_steps) is int:
-            steps = ParameterAveraging(self.local_steps)
+        if checks.is_number(self.local_steps):
+            steps = checks.count("local_steps", self.local_steps)
+            steps = ParameterAveraging(steps)
             object.__setattr__(self, "local_steps", steps)
         if isinstance(self.compression, str):
             object.__setattr__(self, "compression", parse(self.compression))

@@ -56,7 +56,7 @@ class PeerToPeerStrategy(among_peers.StrategyAmongPeers):
     ):
         self._compression = _codec(compression)
         if warmup_peers is not None:
-            checks.count("warmup_peers", warmup_peers, 1)
+            warmup_peers = checks.count("warmup_peers", warmup_peers, 1)
         self._warmup_peers = warmup_peers
         self._warmup_updates = checks.count("warmup_updates", warmup_updates, 1)
         self._construct(**kwargs)

@@ -31,7 +31,9 @@ class BoundedStaleness(base.Synchronization):
     waits = True
 
     def __init__(self, max_staleness: int = 3):
-        checks.count("BoundedStaleness: max_staleness", max_staleness, 0)
+        max_staleness = checks.count(
+            "BoundedStaleness: max_staleness", max_staleness, 0
+        )
         self.max_staleness = max_staleness
 
     def decide(self, state: State) -> State:

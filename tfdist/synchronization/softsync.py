@@ -37,11 +37,8 @@ class SoftSync(base.Synchronization):
                 "parameter) of SoftSync must not both be given. Received: "
                 f"s={s!r}, n={n!r}"
             )
-        for name, value in (("s", s), ("n", n)):
-            if value is not None:
-                checks.count(f"SoftSync: {name}", value)
-        self.s = s
-        self.n = n
+        self.s = None if s is None else checks.count("SoftSync: s", s)
+        self.n = None if n is None else checks.count("SoftSync: n", n)
 
     def __repr__(self):
         if type(self) is not SoftSync:

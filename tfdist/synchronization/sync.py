@@ -42,7 +42,7 @@ class Sync(base.Synchronization):
         *,
         on_drop: Literal["next", "retry"] = "next",
     ):
-        checks.count("Sync: backup_workers", backup_workers, 0)
+        backup_workers = checks.count("Sync: backup_workers", backup_workers, 0)
         if on_drop not in ("next", "retry"):
             raise ValueError(
                 "Argument `on_drop` of Sync must be 'next' or 'retry'. "

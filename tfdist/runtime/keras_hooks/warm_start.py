@@ -62,7 +62,7 @@ class WarmStart:
     """
 
     def __init__(self, steps, worker_start, synchronization, stalled_after):
-        checks.count("warmup_worker_steps", steps, 0)
+        steps = checks.count("warmup_worker_steps", steps, 0)
         allowed = [one.value for one in WorkerStart]
         if worker_start not in (*WorkerStart, *allowed):
             raise ValueError(
