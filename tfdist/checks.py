@@ -2,6 +2,7 @@
 
 import math
 import numbers
+import os
 
 
 def is_number(value):
@@ -97,6 +98,21 @@ def in_range(name, value, *, below=math.inf, positive=False):
         bound = "finite" if below == math.inf else f"less than {below:g}"
         raise ValueError(refusal(name, f"a number {least} and {bound}", value))
     return float(value)
+
+
+def path(name, value):
+    """Refuses what is no path; returns it as it is.
+
+    Args:
+      name: See `refusal`.
+      value: What was received.
+
+    Raises:
+      ValueError: It is neither a text nor an `os.PathLike`, or is empty.
+    """
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise ValueError(refusal(name, "a path", value))
+    return value
 
 
 def one_of(name, value, allowed):

@@ -18,7 +18,7 @@ SERVERS = [["a:1", "a:2"], ["b:1"]]
     ("arguments", "message"),
     [
         ({"dtype": "int4"}, "float32, float16, int8. .*dtype='int4'"),
-        ({"timeout": 0}, "`timeout` must be positive. Received: timeout=0"),
+        ({"timeout": 0}, "`timeout` must be a finite .* Received: timeout=0"),
         ({"name": 1}, "name must be a string. Received: 1"),
         ({"servers": "a:1"}, "servers must be a list of lists of addresses"),
         ({"servers": [["a:1"], ["b"]]}, r"servers\[1\]\[0\] must be 'host:po"),

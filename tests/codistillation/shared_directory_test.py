@@ -305,7 +305,7 @@ def test_damaged_models_are_skipped(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"path": ""}, "`path` must name a directory"),
+        ({"path": ""}, "`path` must be a path"),
         ({"dtype": "int4"}, "`dtype` must be one of.*Received: dtype='int4'"),
         ({"dtype": "int8", "whole_models": True}, "must be 'float32' with"),
     ],

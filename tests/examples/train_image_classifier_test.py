@@ -200,7 +200,7 @@ BAD_FLAGS = {
     "--strategy=easgd:moving_rate=2": "Argument `moving_rate` "
     "of ElasticAveraging must be less than the number of workers",
     "--strategy=sync --worker_timeout=1": "Argument `worker_timeout` "
-    "must be more than two heartbeats",
+    "must be a finite number above 2, two heartbeats",
     "digits": "must be flags. Received: ['digits']",
 }
 

@@ -206,7 +206,10 @@ def _constrained_softmax(learning_rate=None, momentum=0.0):
 
 WRONG = {
     "twice": ({"strategies": ["sync", "sync"]}, "each once"),
-    "no_workers": ({"num_workers": []}, "`num_workers` must have at least one"),
+    "no_workers": (
+        {"num_workers": []},
+        "`num_workers` must be a list of at least one",
+    ),
     "too_many": ({"num_workers": [9]}, "8 batches of 8 for num_workers=9"),
     "backup": (
         {"strategies": ["async", "backup_workers:backup_workers=2"]},

@@ -2,16 +2,20 @@
 
 import json
 
+import keras
 import numpy as np
 import pytest
 
+import tfdist
 from tfdist import averaging
 from tfdist import codistillation
 from tfdist import compression
 from tfdist import placement
+from tfdist import sandblaster
 from tfdist import simulation
 from tfdist import synchronization
 from tfdist.callbacks import ClusterCheckpoint
+from tfdist.callbacks import ClusterMonitor
 from tfdist.cluster.config import ClusterConfig
 from tfdist.pipeline import stages
 from tfdist.simulation.exchange_together import AveragingExchange
@@ -19,6 +23,37 @@ from tfdist.strategies import construction
 from tfdist.strategies.method import Method
 
 TWO = np.int64(2)
+
+
+def evaluator(**settings):
+    with tfdist.AsyncStrategy().scope():
+        model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+    return tfdist.SidecarEvaluator(model, np.ones([2, 1]), **settings)
+
+
+def codistilled(**settings):
+    model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+    return codistillation.Codistilled(model, **{"burn_in_steps": 1, **settings})
+
+
+def teaching(**settings):
+    exchange = codistillation.SharedDirectory("nowhere")
+    return codistillation.Codistillation(
+        exchange, group=0, num_groups=2, **settings
+    )
+
+
+def load(**settings):
+    return tfdist.datasets.load("digits", **settings)
+
+
+def failure(**settings):
+    return simulation.Failure(**{"worker": 0, "at": 1.0, **settings})
+
+
+def compare(**settings):
+    settings = {"num_workers": [2], **settings}
+    return simulation.compare(None, None, ["async"], batch_size=2, **settings)
 
 
 def _portions():
@@ -56,3 +91,46 @@ def test_numbers_of_numpy_become_plain_ones(make):
 
 def test_numbers_of_numpy_are_counts_of_a_checkpoint(tmp_path):
     ClusterCheckpoint(tmp_path, save_freq=TWO, keep=TWO)
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "values"),
+    [
+        (tfdist.FaultTolerance, "start_timeout", ["30", None, True, NAN, INF]),
+        (tfdist.FaultTolerance, "worker_timeout", ["30", None, True, NAN]),
+        (tfdist.FaultTolerance, "snapshot_dir", [5, ""]),
+        (ClusterMonitor, "every_batches", [NAN, 2.5, "50", None, True]),
+        (ClusterMonitor, "log_dir", [5]),
+        (ClusterCheckpoint, "directory", [5, None, ""]),
+        (evaluator, "interval_seconds", ["10", None, NAN]),
+        (evaluator, "steps", ["2", 0]),
+        (evaluator, "log_dir", [5]),
+        (codistillation.CodistillationLoss, "temperature", ["1", None, True]),
+        (codistilled, "burn_in_steps", [None, "5", NAN]),
+        (codistilled, "weight", ["1", None, NAN]),
+        (teaching, "exchange_every", [None, "5", NAN]),
+        (teaching, "max_age_seconds", ["60", True]),
+        (teaching, "log_dir", [5]),
+        (codistillation.PeerServers, "timeout", ["10", None, INF]),
+        (codistillation.SharedDirectory, "path", [5, None, ""]),
+        (load, "network_timeout", ["20", None, NAN]),
+        (failure, "worker", ["0", None]),
+        (failure, "at", ["1", None]),
+        (failure, "until", ["2", NAN]),
+        (sandblaster.StrongWolfe, "decrease", ["1", None]),
+        (sandblaster.StrongWolfe, "max_evaluations", ["2", 2.5]),
+        (sandblaster.Armijo, "decrease", ["1", None]),
+        (compare, "num_workers", [4, None]),
+        (compare, "seeds", [0]),
+        (compare, "learning_rates", [0.1]),
+    ],
+)
+def test_values_of_other_types_are_refused_by_name(make, name, values):
+    for value in values:
+        with pytest.raises(ValueError) as error:
+            make(**{name: value})
+        assert f"Argument `{name}`" in str(error.value)
+        assert f"Received: {name}={value!r}" in str(error.value)

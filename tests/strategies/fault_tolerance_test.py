@@ -18,14 +18,18 @@ def test_it_is_comparable_printable_and_made_again():
 @pytest.mark.parametrize(
     ("argument", "value", "message"),
     [
-        ("start_timeout", 0, "`start_timeout` must be positive.*=0"),
-        ("server_timeout", -1.0, "`server_timeout` must be positive.*=-1.0"),
-        ("stall_timeout", 0.0, "`stall_timeout` must be positive"),
-        ("snapshot_every", 0.0, "`snapshot_every` must be positive"),
-        ("worker_timeout", 2.0, "more than two heartbeats.*=2.0"),
+        (
+            "start_timeout",
+            0,
+            "`start_timeout` must be a finite number above 0.*=0",
+        ),
+        ("server_timeout", -1.0, "`server_timeout` must be a finite .*=-1.0"),
+        ("stall_timeout", 0.0, "`stall_timeout` must be a finite number"),
+        ("snapshot_every", 0.0, "`snapshot_every` must be a finite number"),
+        ("worker_timeout", 2.0, "above 2, two heartbeats.*=2.0"),
         ("on_stall", "stop", "one of drop, fail, wait. .*on_stall='stop'"),
         ("on_preemption", "die", "one of exit, note. .*on_preemption='die'"),
-        ("snapshot_dir", 3, "must be a path or None. .*snapshot_dir=3"),
+        ("snapshot_dir", 3, "must be a path. .*snapshot_dir=3"),
     ],
 )
 def test_what_is_malformed_is_refused(argument, value, message):

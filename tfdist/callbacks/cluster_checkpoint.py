@@ -82,11 +82,7 @@ class ClusterCheckpoint(keras.callbacks.Callback):
         verbose: int = 0,
     ):
         super().__init__()
-        if not directory:
-            raise ValueError(
-                "Argument `directory` must be a path. Received: "
-                f"directory={directory!r}"
-            )
+        checks.path("directory", directory)
         if save_freq != "epoch" and not checks.is_count(save_freq, 1):
             raise ValueError(
                 'Argument `save_freq` must be "epoch" or a positive number of '

@@ -15,6 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist import checks
 from tfdist import own_callbacks
 from tfdist import private_keras_calls
 from tfdist.callbacks import summary as summary_lib
@@ -74,7 +75,7 @@ class ClusterMonitor(keras.callbacks.Callback):
         started again, of a call of `fit` that is over for the others.
 
     Raises:
-      ValueError: `every_batches` is not positive, or the model was not built
+      ValueError: An argument is malformed, or the model was not built
         under a strategy of tfdist.
     """
 
@@ -86,15 +87,12 @@ class ClusterMonitor(keras.callbacks.Callback):
         verbose: int = 1,
     ):
         super().__init__()
-        if every_batches < 1:
-            raise ValueError(
-                "Argument `every_batches` must be at least 1. Received: "
-                f"every_batches={every_batches!r}"
-            )
         # Workers wait for each other when a call of `fit` with it ends.
         self.ends_together = True
-        self._log_dir = pathlib.Path(log_dir) if log_dir is not None else None
-        self._every = every_batches
+        if log_dir is not None:
+            log_dir = pathlib.Path(checks.path("log_dir", log_dir))
+        self._log_dir = log_dir
+        self._every = checks.count("every_batches", every_batches)
         self._published = True
         # Whether the others know that this worker has been told to leave.
         self._leaves = False

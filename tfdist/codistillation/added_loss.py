@@ -1,8 +1,11 @@
 """The distillation term that is added to a model's loss."""
 
+import math
+
 from keras import tree
 import tensorflow as tf
 
+from tfdist import checks
 from tfdist.codistillation import loss as loss_lib
 from tfdist.codistillation import outputs as outputs_lib
 
@@ -27,17 +30,18 @@ class AddedLoss:
     """
 
     def __init__(self, burn_in_steps, weight, loss):
-        if burn_in_steps != int(burn_in_steps) or burn_in_steps < 0:
-            raise ValueError(
-                "Argument `burn_in_steps` must be an integer of at least 0. "
-                f"Received: burn_in_steps={burn_in_steps!r}"
-            )
-        if not callable(weight) and not 0 <= weight < float("inf"):
-            raise ValueError(
-                "Argument `weight` must be a finite number of at least 0, or "
-                "a callable of the step such as a schedule. Received: "
-                f"weight={weight!r}"
-            )
+        self.burn_in_steps = checks.count("burn_in_steps", burn_in_steps, 0)
+        if not callable(weight):
+            is_good = checks.is_number(weight) and 0 <= weight < math.inf
+            if not is_good:
+                raise ValueError(
+                    checks.refusal(
+                        "weight",
+                        "a finite number of at least 0, or a callable of the "
+                        "step such as a schedule",
+                        weight,
+                    )
+                )
         for part in tree.flatten(loss):
             if part is not None and not isinstance(
                 part, loss_lib.CodistillationLoss
@@ -46,7 +50,6 @@ class AddedLoss:
                     "Argument `loss` must be a CodistillationLoss, or a dict "
                     f"or list of such. Received: loss={loss!r}"
                 )
-        self.burn_in_steps = int(burn_in_steps)
         self.teachers = ()
         self.signature = None
         self.loss_weights = None

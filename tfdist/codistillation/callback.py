@@ -14,6 +14,7 @@ from absl import logging
 import keras
 import numpy as np
 
+from tfdist import checks
 from tfdist import private_keras
 from tfdist import private_keras_building
 from tfdist.codistillation import peers as peers_lib
@@ -102,22 +103,18 @@ class Codistillation(keras.callbacks.Callback):
                 "Argument `exchange` must be a SharedDirectory, PeerServers "
                 f"or another Exchange. Received: exchange={exchange!r}"
             )
-        if exchange_every != int(exchange_every) or exchange_every < 1:
-            raise ValueError(
-                "Argument `exchange_every` must be an integer of at least 1. "
-                f"Received: exchange_every={exchange_every!r}"
+        self._every = checks.count("exchange_every", exchange_every)
+        if max_age_seconds is not None:
+            max_age_seconds = checks.positive(
+                "max_age_seconds", max_age_seconds
             )
-        if max_age_seconds is not None and not (0 < max_age_seconds < math.inf):
-            raise ValueError(
-                "Argument `max_age_seconds` must be positive, or None. "
-                f"Received: max_age_seconds={max_age_seconds!r}"
-            )
+        if log_dir is not None:
+            log_dir = pathlib.Path(checks.path("log_dir", log_dir))
         self.group = peers_lib.group_of(group, num_groups)
         self._exchange = exchange
-        self._every = int(exchange_every)
         self._max_age = max_age_seconds
         self._in_background = background
-        self._log_dir = pathlib.Path(log_dir) if log_dir is not None else None
+        self._log_dir = log_dir
         self._verbose = verbose
         self._file = self._pending = None
         self.records = []

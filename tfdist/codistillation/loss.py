@@ -5,6 +5,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from tfdist import checks
+
 DISTANCES = (
     "cross_entropy",
     "kl_divergence",
@@ -95,11 +97,7 @@ class CodistillationLoss(keras.losses.Loss):
                     f"Argument `{argument}` must be one of "
                     f"{', '.join(allowed)}. Received: {argument}={value!r}"
                 )
-        if not 0 < temperature < float("inf"):
-            raise ValueError(
-                "Argument `temperature` must be positive and finite. "
-                f"Received: temperature={temperature!r}"
-            )
+        temperature = checks.positive("temperature", temperature)
         if distance.startswith("mean_squared") and temperature != 1:
             raise ValueError(
                 "Argument `temperature` must be 1 with "
@@ -109,7 +107,7 @@ class CodistillationLoss(keras.losses.Loss):
         self.distance = distance
         self.activation = activation
         self.from_logits = from_logits
-        self.temperature = float(temperature)
+        self.temperature = temperature
         self._of_targets = _OfTargets(self, reduction=reduction, dtype=dtype)
 
     def get_config(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfdist import checks
 from tfdist.cluster import addresses
 from tfdist.cluster import sessions
 from tfdist.cluster.groups import Group
@@ -84,15 +85,10 @@ class PeerServers(Exchange):
         if not isinstance(name, str):
             raise refusal("name", "be a string", name)
         quantization.check(dtype)
-        if not timeout > 0:
-            raise ValueError(
-                "Argument `timeout` must be positive. Received: "
-                f"timeout={timeout!r}"
-            )
         self._given = None if servers is None else _checked(servers)
         self._text_name = f"{_LAYOUT}/{name}" if name else _LAYOUT
         self._dtype = dtype
-        self._timeout = timeout
+        self._timeout = checks.positive("timeout", timeout)
         self.bytes_received = 0
         self._model = self._strategy = self._own = None
         self._peers = {}

@@ -11,6 +11,7 @@ from absl import logging
 import keras
 import tensorflow as tf
 
+from tfdist import checks
 from tfdist import private_keras
 from tfdist.cluster.groups import Group
 from tfdist.codistillation import archive
@@ -66,11 +67,7 @@ class SharedDirectory(Exchange):
         dtype: Any = "float32",
         whole_models: bool = False,
     ):
-        path = os.fspath(path)
-        if not path:
-            raise ValueError(
-                "Argument `path` must name a directory. Received: path=''"
-            )
+        path = os.fspath(checks.path("path", path))
         quantization.check(dtype)
         if whole_models and dtype != "float32":
             raise ValueError(

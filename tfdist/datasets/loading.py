@@ -6,6 +6,7 @@ import pathlib
 from typing import Any
 import urllib.parse
 
+from tfdist import checks
 from tfdist.datasets import preparation_lock
 
 # Data sets inside this package: name -> module that registers the builder.
@@ -71,11 +72,7 @@ def load(
         DatasetUnavailableError: if the data set is not on disk and could not be
             downloaded or generated.
     """
-    if network_timeout <= 0:
-        raise ValueError(
-            "Argument `network_timeout` must be positive (seconds). Received: "
-            f"network_timeout={network_timeout}"
-        )
+    network_timeout = checks.positive("network_timeout", network_timeout)
     # Imported here: parameter servers, which load no data, need not pay for it.
     import tensorflow_datasets as tfds
 

@@ -79,16 +79,17 @@ class StrongWolfe(LineSearch):
         curvature: float = 0.9,
         max_evaluations: int = 20,
     ):
-        if not 0 < decrease < curvature < 1:
+        for name, value in (("decrease", decrease), ("curvature", curvature)):
+            checks.positive(f"StrongWolfe: {name}", value)
+        if not decrease < curvature < 1:
             raise ValueError(
                 "Arguments `decrease` and `curvature` must be 0 < decrease < "
                 f"curvature < 1. Received: decrease={decrease!r}, "
                 f"curvature={curvature!r}"
             )
-        _check_evaluations(max_evaluations)
         self.decrease = decrease
         self.curvature = curvature
-        self.max_evaluations = max_evaluations
+        self.max_evaluations = checks.count("max_evaluations", max_evaluations)
 
     def search(self, value: float, slope: float, first: float) -> Search:
         """See `LineSearch.search`."""
@@ -173,20 +174,16 @@ class Armijo(LineSearch):
         shrink: tuple[float, float] = (0.1, 0.5),
         max_evaluations: int = 20,
     ):
-        if not 0 < decrease < 1:
-            raise ValueError(
-                "Argument `decrease` must be more than 0 and less than 1. "
-                f"Received: decrease={decrease!r}"
-            )
+        self.decrease = checks.in_range(
+            "Armijo: decrease", decrease, below=1.0, positive=True
+        )
         if not 0 < shrink[0] <= shrink[1] < 1:
             raise ValueError(
                 "Argument `shrink` must be two increasing numbers between 0 "
                 f"and 1. Received: shrink={shrink!r}"
             )
-        _check_evaluations(max_evaluations)
-        self.decrease = decrease
         self.shrink = tuple(shrink)
-        self.max_evaluations = max_evaluations
+        self.max_evaluations = checks.count("max_evaluations", max_evaluations)
 
     def search(self, value: float, slope: float, first: float) -> Search:
         """See `LineSearch.search`."""
@@ -258,14 +255,6 @@ def config_of(search: LineSearch) -> dict:
     """Returns the name and settings of a line search, a dict."""
     (name,) = (n for n, kind in _NAMES.items() if type(search) is kind)
     return {"name": name, **vars(search)}
-
-
-def _check_evaluations(number):
-    if number < 1:
-        raise ValueError(
-            "Argument `max_evaluations` must be at least 1. Received: "
-            f"max_evaluations={number!r}"
-        )
 
 
 def _at(step, answer):

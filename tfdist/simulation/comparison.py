@@ -1,6 +1,7 @@
 """`compare`: several methods, several numbers of workers, one judgement."""
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Sequence
 import contextlib
 import dataclasses
@@ -111,7 +112,7 @@ def compare(
         ("learning_rates", learning_rates),
         ("seeds", seeds),
     ):
-        _check_different(name, list(values))
+        _check_different(name, values)
     for rate in learning_rates:
         if rate is not None:
             checks.positive("learning_rates", rate)
@@ -392,11 +393,10 @@ def check_metric(metric, model, validation_data):
 
 
 def _check_different(name, values):
-    if not values or len(set(values)) < len(values):
-        raise ValueError(
-            f"Argument `{name}` must have at least one value, and each once. "
-            f"Received: {name}={values!r}"
-        )
+    found = list(values) if isinstance(values, Iterable) else []
+    if not found or len(set(found)) < len(found):
+        allowed = "a list of at least one value, and each once"
+        raise ValueError(checks.refusal(name, allowed, values))
 
 
 def _description(setting, rate, seed):

@@ -5,6 +5,8 @@ import itertools
 
 import numpy as np
 
+from tfdist import checks
+
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
@@ -22,15 +24,15 @@ class Failure:
     until: float | None = None
 
     def __post_init__(self):
-        if self.until is not None and not self.until > self.at:
+        checks.count("Failure: worker", self.worker, 0)
+        checks.not_negative("Failure: at", self.at)
+        if self.until is None:
+            return
+        checks.not_negative("Failure: until", self.until)
+        if not self.until > self.at:
             raise ValueError(
                 f"Argument `until` of Failure must be later than at={self.at}. "
                 f"Received: until={self.until!r}"
-            )
-        if not self.at >= 0:
-            raise ValueError(
-                "Argument `at` of Failure must be at least 0. Received: "
-                f"at={self.at!r}"
             )
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 import importlib.util
 import json
-import math
 import os
 import pathlib
 import time
@@ -14,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist import checks
 from tfdist import private_keras_building
 
 _POLL_SECONDS = 0.5
@@ -74,11 +74,13 @@ class SidecarEvaluator:
         callbacks: Sequence[keras.callbacks.Callback] | None = None,
         verbose: int = 1,
     ):
-        if not (interval_seconds >= 0 and math.isfinite(interval_seconds)):
-            raise ValueError(
-                "Argument `interval_seconds` must be a finite number of at "
-                f"least 0. Received: interval_seconds={interval_seconds!r}"
-            )
+        self._interval = checks.not_negative(
+            "interval_seconds", interval_seconds
+        )
+        if steps is not None:
+            steps = checks.count("steps", steps)
+        if log_dir is not None:
+            log_dir = pathlib.Path(checks.path("log_dir", log_dir))
         strategy = getattr(model, "distribute_strategy", None)
         if not hasattr(strategy, "training_is_over"):
             raise ValueError(
@@ -104,8 +106,7 @@ class SidecarEvaluator:
             )
         self._data = dict(zip(names, data, strict=False))
         self._steps = steps
-        self._log_dir = pathlib.Path(log_dir) if log_dir is not None else None
-        self._interval = interval_seconds
+        self._log_dir = log_dir
         self._callbacks = callbacks
         self._verbose = verbose
         self._file = self._events = None

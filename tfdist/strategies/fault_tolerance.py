@@ -9,6 +9,7 @@ import os
 from typing import Any
 from typing import Literal
 
+from tfdist import checks
 from tfdist.cluster import environment
 from tfdist.cluster import groups
 from tfdist.cluster import member_table
@@ -62,7 +63,6 @@ class FaultTolerance:
         longer than a twentieth of that.
 
     Raises:
-      TypeError: An argument is of a wrong type.
       ValueError: An argument is not allowed; the message says what is.
     """
 
@@ -82,19 +82,16 @@ class FaultTolerance:
             "stall_timeout",
             "snapshot_every",
         ):
-            value = getattr(self, name)
-            if not value > 0:
-                raise ValueError(
-                    f"Argument `{name}` must be positive. Received: "
-                    f"{name}={value!r}"
-                )
+            seconds = checks.positive(name, getattr(self, name))
+            object.__setattr__(self, name, seconds)
         least = 2 * member_table.HEARTBEAT_SECONDS
-        if not self.worker_timeout > least:
-            raise ValueError(
-                "Argument `worker_timeout` must be more than two heartbeats, "
-                f"{least:g} seconds. Received: "
-                f"worker_timeout={self.worker_timeout!r}"
-            )
+        seconds = checks.number(
+            "worker_timeout",
+            self.worker_timeout,
+            lambda value: value > least,
+            f"above {least:g}, two heartbeats",
+        )
+        object.__setattr__(self, "worker_timeout", seconds)
         for name, choices in (
             ("on_stall", ON_STALL),
             ("on_preemption", _ON_PREEMPTION),
@@ -104,13 +101,8 @@ class FaultTolerance:
                     f"Argument `{name}` must be one of {', '.join(choices)}. "
                     f"Received: {name}={getattr(self, name)!r}"
                 )
-        if self.snapshot_dir is not None and not isinstance(
-            self.snapshot_dir, str | os.PathLike
-        ):
-            raise TypeError(
-                "Argument `snapshot_dir` must be a path or None. Received: "
-                f"snapshot_dir={self.snapshot_dir!r}"
-            )
+        if self.snapshot_dir is not None:
+            checks.path("snapshot_dir", self.snapshot_dir)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments, a dict from which an equal one can be made."""
