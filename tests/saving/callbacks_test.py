@@ -102,6 +102,12 @@ def test_another_worker_writes_but_its_own_files(
             assert getattr(callback, attribute) == given[attribute]
 
 
+@pytest.mark.parametrize("given", [keras.callbacks.CSVLogger, None, "a.csv"])
+def test_what_is_no_callback_is_refused_by_name(given):
+    with pytest.raises(ValueError, match="Argument `callbacks` must be .*Rec"):
+        callbacks.see([given], clusters.files_of())
+
+
 class _Evaluates(keras.callbacks.Callback):
     """Evaluates at the end of each epoch, with callbacks of its own."""
 

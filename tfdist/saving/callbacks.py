@@ -11,6 +11,7 @@ import sys
 from absl import logging
 import keras
 
+from tfdist import checks
 from tfdist import dynamic_subclasses
 from tfdist import model_optimizers
 from tfdist import own_callbacks
@@ -61,8 +62,15 @@ def see(callbacks, files):
     Args:
       callbacks: What `fit`, `evaluate` or `predict` was given.
       files: The `Files`.
+
+    Raises:
+      ValueError: One is no callback.
     """
     for callback in own_callbacks.listed(callbacks):
+        # Keras takes any object with the methods of a callback.
+        if isinstance(callback, type) or not hasattr(callback, "set_model"):
+            allowed = "keras.callbacks.Callback objects"
+            raise ValueError(checks.refusal("callbacks", allowed, callback))
         # As it was given, in case that it has been used before.
         for name, value in vars(callback).pop(_GIVEN, {}).items():
             setattr(callback, name, value)
