@@ -100,6 +100,24 @@ def in_range(name, value, *, below=math.inf, positive=False):
     return float(value)
 
 
+def flag(name, value):
+    """Refuses what is neither True nor False, NumPy's included; returns a bool.
+
+    Args:
+      name: See `refusal`.
+      value: What was received.
+
+    Raises:
+      ValueError: It is refused.
+    """
+    if (
+        not isinstance(value, bool)
+        and str(getattr(value, "dtype", "")) != "bool"
+    ):
+        raise ValueError(refusal(name, "True or False", value))
+    return bool(value)
+
+
 def path(name, value):
     """Refuses what is no path; returns it as it is.
 

@@ -138,7 +138,7 @@ BAD = {
     ),
     "less than nothing in between": (
         lambda: DelayedNesterov(delay=4, c=-0.1),
-        "`c` .* must be a number greater than 0 .*Received: c=-0.1",
+        "`c` .* must be a finite number of at least 0. .*Received: c=-0.1",
     ),
 }
 

@@ -18,8 +18,10 @@ from tfdist.callbacks import ClusterCheckpoint
 from tfdist.callbacks import ClusterMonitor
 from tfdist.cluster.config import ClusterConfig
 from tfdist.pipeline import stages
+from tfdist.pipeline.pipelined import PipelineOptions
 from tfdist.simulation.exchange_together import AveragingExchange
 from tfdist.strategies import construction
+from tfdist.strategies import registry
 from tfdist.strategies.method import Method
 
 TWO = np.int64(2)
@@ -134,3 +136,52 @@ def test_values_of_other_types_are_refused_by_name(make, name, values):
             make(**{name: value})
         assert f"Argument `{name}`" in str(error.value)
         assert f"Received: {name}={value!r}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "bmuf:nesterov=no",
+        "bmuf:reset_momentum=no",
+        "bmuf:block_momentum=x",
+        "parameter_averaging:average_optimizer_state=no",
+        "async_local_sgd:dynamic=off",
+        "fasgd:bias_correction=off",
+        "diloco:outer_momentum=none",
+        "async_local_sgd:outer_momentum=none",
+        "downpour:outer_optimizer=none",
+        "downpour:outer_optimizer=nope",
+    ],
+)
+def test_settings_in_texts_are_refused_by_name(text):
+    name = text.replace("=", ":").split(":")[1]
+    with pytest.raises(ValueError, match=f"Argument `{name}` of .* Received"):
+        registry.method(text)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (compression.TopK, "nesterov"),
+        (compression.TopK, "masking"),
+        (compression.TopK, "entropy"),
+        (compression.Threshold, "entropy"),
+        (compression.Sign, "error_feedback"),
+        (averaging.ParameterAveraging, "reset_momentum"),
+        (placement.Pipeline, "recompute"),
+        (PipelineOptions, "vertical_sync"),
+        (PipelineOptions, "recompute"),
+        (codistillation.CodistillationLoss, "from_logits"),
+        (sandblaster.LBFGS, "damping"),
+    ],
+)
+def test_words_are_no_truth_values(make, name):
+    for value in ("no", None, 0):
+        with pytest.raises(ValueError, match=f"`{name}`.* must be True or Fa"):
+            make(**{name: value})
+    make(**{name: np.False_})
+
+
+def test_delayed_nesterov_needs_a_momentum():
+    with pytest.raises(ValueError, match="`momentum` of .*=None"):
+        averaging.DelayedNesterov(momentum=None)

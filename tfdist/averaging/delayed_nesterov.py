@@ -46,13 +46,9 @@ class DelayedNesterov(keras.optimizers.Optimizer):
     ):
         super().__init__(learning_rate=learning_rate, name=name, **kwargs)
         owner = type(self).__name__
-        if momentum:
-            checks.in_range(
-                f"{owner}: momentum", momentum, below=1.0, positive=True
-            )
+        momentum = checks.in_range(f"{owner}: momentum", momentum, below=1.0)
         delay = checks.count(f"{owner}: delay", delay)
-        if c:
-            checks.in_range(f"{owner}: c", c, positive=True)
+        c = checks.not_negative(f"{owner}: c", c)
         if c * delay > 1:
             raise ValueError(
                 f"Argument `c` of {owner} must be at most 1 / delay, "

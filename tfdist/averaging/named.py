@@ -24,10 +24,11 @@ def bmuf(
     warmup_steps: int = 0,
 ) -> ParameterAveraging:
     """Blockwise model-update filtering; see `tfdist.BMUFStrategy`."""
-    if block_momentum:
-        checks.in_range(
-            "BMUF: block_momentum", block_momentum, below=1.0, positive=True
+    if block_momentum is not None:
+        block_momentum = checks.in_range(
+            "BMUF: block_momentum", block_momentum, below=1.0
         )
+    nesterov = checks.flag("BMUF: nesterov", nesterov)
     checks.in_range("BMUF: block_rate", block_rate, positive=True)
     return ParameterAveraging(
         period,
@@ -86,7 +87,15 @@ def downpour(
     if outer_optimizer == "adagrad":
         made = outer_optimizers.adagrad(outer_learning_rate)
     else:
-        kind = type(keras.optimizers.get(outer_optimizer))
+        try:
+            # Of None, Keras makes None.
+            kind = type(keras.optimizers.get(outer_optimizer or ""))
+        except ValueError as error:
+            name = "Downpour: outer_optimizer"
+            allowed = "the name of a Keras optimizer"
+            raise ValueError(
+                checks.refusal(name, allowed, outer_optimizer)
+            ) from error
         # Keras takes no integer here.
         made = kind(float(outer_learning_rate))
     return AccruedGradients(n_fetch, n_push, made)
@@ -94,7 +103,4 @@ def downpour(
 
 def _check_outer(owner, rate, momentum=0.0):
     checks.in_range(f"{owner}: outer_learning_rate", rate, positive=True)
-    if momentum:
-        checks.in_range(
-            f"{owner}: outer_momentum", momentum, below=1.0, positive=True
-        )
+    checks.in_range(f"{owner}: outer_momentum", momentum, below=1.0)

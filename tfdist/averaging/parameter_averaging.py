@@ -72,6 +72,10 @@ class ParameterAveraging(base.LocalSteps):
         self.warmup_steps = checks.count(
             f"{owner}: warmup_steps", warmup_steps, 0
         )
+        average_optimizer_state = checks.flag(
+            f"{owner}: average_optimizer_state", average_optimizer_state
+        )
+        reset_momentum = checks.flag(f"{owner}: reset_momentum", reset_momentum)
         if average_optimizer_state and reset_momentum:
             raise ValueError(
                 "Arguments `average_optimizer_state` and `reset_momentum` of "
@@ -86,9 +90,9 @@ class ParameterAveraging(base.LocalSteps):
             self._outer = base.optimizer_config(
                 owner, "outer_optimizer", outer_optimizer
             )
-        self.average_optimizer_state = bool(average_optimizer_state)
-        self.reset_momentum = bool(reset_momentum)
-        self.dynamic = bool(dynamic)
+        self.average_optimizer_state = average_optimizer_state
+        self.reset_momentum = reset_momentum
+        self.dynamic = checks.flag(f"{owner}: dynamic", dynamic)
 
     def resolve(
         self,

@@ -93,9 +93,9 @@ class ClusterCheckpoint(keras.callbacks.Callback):
             directory, keep, lazy=table_chunks.PREFIX
         )
         self._save_freq = save_freq
-        self._delete = delete_checkpoint
+        self._delete = checks.flag("delete_checkpoint", delete_checkpoint)
         # Whether workers wait for each other when a call of `fit` ends.
-        self.ends_together = delete_checkpoint
+        self.ends_together = self._delete
         self._verbose = verbose
         self.resumed_epoch = 0
         # Batches since the last save.

@@ -113,7 +113,7 @@ class Codistillation(keras.callbacks.Callback):
         self.group = peers_lib.group_of(group, num_groups)
         self._exchange = exchange
         self._max_age = max_age_seconds
-        self._in_background = background
+        self._in_background = checks.flag("background", background)
         self._log_dir = log_dir
         self._verbose = verbose
         self._file = self._pending = None

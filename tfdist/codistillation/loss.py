@@ -106,7 +106,7 @@ class CodistillationLoss(keras.losses.Loss):
             )
         self.distance = distance
         self.activation = activation
-        self.from_logits = from_logits
+        self.from_logits = checks.flag("from_logits", from_logits)
         self.temperature = temperature
         self._of_targets = _OfTargets(self, reduction=reduction, dtype=dtype)
 

@@ -69,6 +69,7 @@ class SharedDirectory(Exchange):
     ):
         path = os.fspath(checks.path("path", path))
         quantization.check(dtype)
+        whole_models = checks.flag("whole_models", whole_models)
         if whole_models and dtype != "float32":
             raise ValueError(
                 "Argument `dtype` must be 'float32' with whole_models=True: "

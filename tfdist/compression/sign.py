@@ -32,7 +32,9 @@ class Sign(base.Codec):
     """
 
     def __init__(self, *, error_feedback: bool = True, dense_below: int = 1024):
-        self.error_feedback = bool(error_feedback)
+        self.error_feedback = checks.flag(
+            "Sign: error_feedback", error_feedback
+        )
         self.dense_below = checks.count("Sign: dense_below", dense_below, 0)
 
     def _state(self, size, dtype):

@@ -78,7 +78,7 @@ class Threshold(base.Codec):
             )
         self.tau = tau
         self.density = density
-        self.entropy = entropy
+        self.entropy = checks.flag("Threshold: entropy", entropy)
         self.clip = clip
         self.dense_below = checks.count(
             "Threshold: dense_below", dense_below, 0

@@ -70,10 +70,10 @@ class TopK(base.Codec):
             "TopK: ratio", ratio, lambda x: 0 < x <= 1, "above 0, at most 1"
         )
         self.momentum = checks.in_range("TopK: momentum", momentum, below=1.0)
-        self.nesterov = nesterov
-        self.masking = masking
+        self.nesterov = checks.flag("TopK: nesterov", nesterov)
+        self.masking = checks.flag("TopK: masking", masking)
         self.warmup = checks.count("TopK: warmup", warmup, 0)
-        self.entropy = entropy
+        self.entropy = checks.flag("TopK: entropy", entropy)
         self.dense_below = checks.count("TopK: dense_below", dense_below, 0)
 
     def _is_dense(self, size):

@@ -77,7 +77,9 @@ class FASGD(base.Correction):
             epsilon = _FLOOR**2 if estimator == "std" else _FLOOR
         self.epsilon = checks.in_range("FASGD: epsilon", epsilon, positive=True)
         self.estimator = estimator
-        self.bias_correction = bool(bias_correction)
+        self.bias_correction = checks.flag(
+            "FASGD: bias_correction", bias_correction
+        )
 
     def check_optimizer(self, optimizer: keras.Optimizer) -> None:
         optimizers.check_is_sgd(

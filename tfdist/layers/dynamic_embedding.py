@@ -92,7 +92,7 @@ class DynamicEmbedding(keras.layers.Layer):
             evict_after = checks.count("evict_after", evict_after)
         self.evict_after = evict_after
         self.seed = checks.count("seed", seed, 0)
-        self.mask_zero = bool(mask_zero)
+        self.mask_zero = checks.flag("mask_zero", mask_zero)
         self.supports_masking = self.mask_zero
         self.embeddings = None
 

@@ -44,6 +44,9 @@ class PipelineOptions:
         checks.one_of("schedule", self.schedule, schedules.NAMES)
         count = checks.count("micro_batches", self.micro_batches)
         object.__setattr__(self, "micro_batches", count)
+        for name in ("recompute", "vertical_sync"):
+            given = checks.flag(name, getattr(self, name))
+            object.__setattr__(self, name, given)
         if self.recompute and self.schedule not in schedules.SYNCHRONOUS:
             raise ValueError(
                 f"recompute=True came for schedule={self.schedule!r}, which "

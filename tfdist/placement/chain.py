@@ -70,6 +70,8 @@ class Pipeline:
         if self.micro_batches is not None:
             self._count("micro_batches")
         self._count("max_replicas")
+        recompute = checks.flag("Pipeline: recompute", self.recompute)
+        object.__setattr__(self, "recompute", recompute)
         if self.max_replicas > 1:
             self._check_replicas()
 

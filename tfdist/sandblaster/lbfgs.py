@@ -71,8 +71,6 @@ class LBFGS(keras.optimizers.Optimizer):
         overlap: float = 0.25,
         name: str = "lbfgs",
     ):
-        if not isinstance(damping, bool):
-            raise ValueError(checks.refusal("damping", "a bool", damping))
         samples.check(sample, overlap)
         search = line_search_lib.of(line_search)
         if sample < 1 and not isinstance(search, line_search_lib.FixedStep):
@@ -84,7 +82,7 @@ class LBFGS(keras.optimizers.Optimizer):
         super().__init__(learning_rate=1.0, name=name)
         self.memory = checks.count("memory", memory)
         self.line_search = search
-        self.damping = damping
+        self.damping = checks.flag("damping", damping)
         self.gradient_tolerance = checks.not_negative(
             "gradient_tolerance", gradient_tolerance
         )
