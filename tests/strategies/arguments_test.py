@@ -185,3 +185,20 @@ def test_words_are_no_truth_values(make, name):
 def test_delayed_nesterov_needs_a_momentum():
     with pytest.raises(ValueError, match="`momentum` of .*=None"):
         averaging.DelayedNesterov(momentum=None)
+
+
+@pytest.mark.parametrize("seed", ["1", -1, 2**32, 1.0, True])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        tfdist.AsyncStrategy,
+        tfdist.AllReduceStrategy,
+        tfdist.SandblasterStrategy,
+    ],
+)
+def test_a_seed_is_refused_before_the_cluster_is_asked_for(
+    strategy, seed, monkeypatch
+):
+    monkeypatch.setattr(construction, "cluster", pytest.fail)
+    with pytest.raises(ValueError, match="Argument `seed` must be an integer"):
+        strategy(seed=seed)

@@ -409,6 +409,20 @@ def described(strategy, *axes):
     return f"<{type(strategy).__name__}: {method}; {where}>"
 
 
+def checked_seed(seed):
+    """Returns the argument `seed` as an int, or None.
+
+    Raises:
+      ValueError: NumPy takes no such seed.
+    """
+    if seed is None:
+        return None
+    if not checks.is_count(seed, 0) or seed >= 2**32:
+        allowed = "an integer of at least 0 and below 2**32, or None"
+        raise ValueError(checks.refusal("seed", allowed, seed))
+    return int(seed)
+
+
 def set_seed(config, seed):
     """Seeds all random generators, the same on all workers.
 

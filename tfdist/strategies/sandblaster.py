@@ -74,6 +74,7 @@ class SandblasterStrategy(whole_cluster.ClusterMixin, tf.distribute.Strategy):
         backup_after = checks.number(
             "backup_after", backup_after, lambda x: x > 1, "above 1"
         )
+        seed = construction.checked_seed(seed)
         tolerance = fault_tolerance_lib.checked(fault_tolerance)
         config, look_up = construction.cluster(cluster_resolver, True)
         if "evaluator" in config.spec:

@@ -158,6 +158,7 @@ class ParameterServerStrategy(
     ):
         fault_tolerance_lib.refuse(unknown, type(self))
         construction.check_arguments(variable_partitioner, nonfinite, decisions)
+        seed = construction.checked_seed(seed)
         tolerance = fault_tolerance_lib.checked(fault_tolerance)
         self._method = Method(
             Async() if synchronization is None else synchronization,

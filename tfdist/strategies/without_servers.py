@@ -43,6 +43,7 @@ class StrategyWithoutServers(
     ):
         fault_tolerance_lib.refuse(unknown, type(self))
         construction.check_arguments(None, nonfinite, "chief")
+        seed = construction.checked_seed(seed)
         tolerance = fault_tolerance_lib.checked(fault_tolerance)
         config, look_up = construction.cluster(cluster_resolver, False)
         construction.check_without_servers(config, None)
