@@ -202,3 +202,9 @@ def test_a_seed_is_refused_before_the_cluster_is_asked_for(
     monkeypatch.setattr(construction, "cluster", pytest.fail)
     with pytest.raises(ValueError, match="Argument `seed` must be an integer"):
         strategy(seed=seed)
+
+
+@pytest.mark.parametrize("made", [keras.optimizers.SGD, lambda _: None])
+def test_no_class_and_not_none_is_an_outer_optimizer(made):
+    with pytest.raises(ValueError, match="`outer_optimizer` of .* Received"):
+        tfdist.DiLoCoStrategy(outer_optimizer=made)

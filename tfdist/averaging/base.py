@@ -238,9 +238,9 @@ _NOT_OUTER_CLASSES = {
 
 
 def is_factory(optimizer):
-    """Whether it is a function that makes an optimizer, or its class."""
+    """Whether it is a function of the number of workers."""
     return callable(optimizer) and not isinstance(
-        optimizer, keras.optimizers.Optimizer
+        optimizer, keras.optimizers.Optimizer | type
     )
 
 
@@ -260,7 +260,8 @@ def optimizer_config(owner, name, optimizer):
         rule that servers cannot apply to each weight by itself.
     """
     try:
-        optimizer = keras.optimizers.get(optimizer)
+        # Of None, Keras makes None.
+        optimizer = keras.optimizers.get(optimizer or "")
     except (TypeError, ValueError) as error:
         allowed = "a Keras optimizer, its name or its config"
         raise ValueError(
