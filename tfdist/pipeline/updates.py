@@ -93,15 +93,15 @@ def apply(optimizer, gradients, variables, updates):
     if not pairs:
         return
     gradients, variables = zip(*pairs, strict=True)
-    # Keras' TensorFlow optimizers assign to the variables of TensorFlow, so
-    # that of all changes only that of the counter stays within the scope.
+    # Keras' TensorFlow optimizers assign to the variables of TensorFlow. The
+    # scope holds the counter, and what is assigned to variables of Keras: by
+    # constraints, and by optimizers of the user's own, also to their slots.
     scope = keras.StatelessScope(
         state_mapping=[(optimizer.iterations, updates)]
     )
     with scope:
         optimizer.apply(gradients, variables)
-    for variable in variables:
-        # But constraints are assigned to those of Keras.
+    for variable in (*variables, *optimizer.variables):
         value = scope.get_current_value(variable)
-        if value is not None:
+        if value is not None and variable is not optimizer.iterations:
             variable.value.assign(tf.cast(value, variable.value.dtype))
