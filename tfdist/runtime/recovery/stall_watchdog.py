@@ -67,7 +67,7 @@ class Watchdog:
           before: What `begin` has returned.
         """
         if before is None:
-            del self._calls[threading.get_ident()]
+            self._calls.pop(threading.get_ident(), None)
         else:
             self._calls[threading.get_ident()] = before
 
