@@ -22,6 +22,24 @@ def test_a_call_that_is_passed_makes_no_slots_that_others_may_not_have(
     assert model.optimizer.built != has_others
 
 
+def _runtime(commit=lambda: None, held=0):
+    return types.SimpleNamespace(
+        commit=commit,
+        store=types.SimpleNamespace(variables=["kernel", "bias"]),
+        synchronizer=types.SimpleNamespace(held=lambda: held),
+        unused_models=types.SimpleNamespace(refuse=lambda variables: None),
+    )
+
+
+@pytest.mark.parametrize("held", [2, 3])
+def test_a_call_that_is_passed_builds_what_others_have_built(held):
+    """Steps of a GAN do without the optimizer that `compile()` makes."""
+    model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+    model.compile()
+    fit_call.take_over(model, _runtime(held=held))
+    assert model.optimizer.built == (held > 2)
+
+
 def test_a_call_that_is_passed_normalizes_by_the_chiefs_values_after_it():
     """The chief alone has adapted the layer; no step makes its constants."""
     layer = keras.layers.Normalization()
@@ -32,11 +50,7 @@ def test_a_call_that_is_passed_normalizes_by_the_chiefs_values_after_it():
         layer.adapt_mean.assign([3.0])
         layer.adapt_variance.assign([4.0])
 
-    runtime = types.SimpleNamespace(
-        commit=commit,
-        unused_models=types.SimpleNamespace(refuse=lambda variables: None),
-    )
-    fit_call.take_over(model, runtime)
+    fit_call.take_over(model, _runtime(commit))
     x = np.array([[1.0], [7.0]], np.float32)
     np.testing.assert_array_equal(model.predict(x, verbose=0), (x - 3.0) / 2.0)
 

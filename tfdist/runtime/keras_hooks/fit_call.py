@@ -189,7 +189,11 @@ def take_over(model, runtime):
       model: The `keras.Model`.
       runtime: The `Runtime`.
     """
-    build_optimizer(model)
+    if runtime.synchronizer.held() > len(runtime.store.variables):
+        build_optimizer(model)
+    else:
+        # Its steps train with others, as a GAN's: nobody has built it.
+        model_optimizers.finalize_when_built(model)
     runtime.commit()
     adapted_layers.take_over(model)
     runtime.unused_models.refuse([v.value for v in model.variables])
