@@ -27,6 +27,7 @@ from tfdist.runtime.corrections import corrector
 from tfdist.runtime.exchange import step as step_lib
 from tfdist.synchronization import Async
 from tfdist.synchronization import BoundedStaleness
+from tfdist.synchronization import SoftSync
 from tfdist.synchronization import Sync
 from tfdist.synchronization import state as state_lib
 
@@ -189,6 +190,24 @@ def test_dropped_gradient_leaves_no_trace():
     (exchange,) = late.runtime.journal.read_new()
     assert exchange.accepted
     assert late.model.optimizer.iterations.numpy() == 2
+
+
+def test_an_update_has_the_rate_of_the_lowest_worker_from_a_function():
+    """Where the function returns a variable that the program has made."""
+    rates = iter([1.0, 0.25])
+
+    def make_optimizer():
+        rate = tf.Variable(next(rates), trainable=False)
+        return keras.optimizers.SGD(lambda: rate)
+
+    workers = make_workers("function", 2, SoftSync(s=2), rule=make_optimizer)
+    before = workers[0].weights()
+    (x, y), *_ = delay_test.batches(1, seed=3)
+    # The second one carries out the update with both gradients.
+    for worker in workers:
+        worker.step(x, y)
+    right = before - 1.0 * delay_test.gradient(before, x, y)
+    np.testing.assert_allclose(workers[1].weights(), right, rtol=1e-5)
 
 
 BESIDE = {

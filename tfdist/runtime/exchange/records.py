@@ -3,6 +3,7 @@
 import dataclasses
 
 from absl import logging
+import keras
 import tensorflow as tf
 
 from tfdist import fused_kernels
@@ -121,6 +122,25 @@ def pieces_on(shard, variable):
     if not variable.pieces:
         return [None]
     return [piece for piece in variable.pieces if piece.shard == shard]
+
+
+def local_scalars_of(optimizer, recorded=()):
+    """The worker's own scalars of an optimizer, such as its learning rate.
+
+    Args:
+      optimizer: The Keras optimizer.
+      recorded: List of `Update` and `Mutation` of its step: a rate that is a
+        function may return a variable that is none of the optimizer's.
+    """
+    found = list(optimizer.variables)
+    for record in recorded:
+        found += tf.nest.flatten(getattr(record, "args", ()))
+    values = [v.value if isinstance(v, keras.Variable) else v for v in found]
+    return [
+        value
+        for value in {id(value): value for value in values}.values()
+        if getattr(value, "role", None) is Role.LOCAL and not value.shape.rank
+    ]
 
 
 def shards_of(record, store):

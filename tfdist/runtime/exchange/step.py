@@ -76,16 +76,6 @@ def _accumulates(optimizer):
     return batches > 1
 
 
-def local_scalars_of(optimizer):
-    """The worker's own scalars of an optimizer, such as its learning rate."""
-    values = [getattr(v, "value", v) for v in optimizer.variables]
-    return [
-        value
-        for value in values
-        if getattr(value, "role", None) is Role.LOCAL and not value.shape.rank
-    ]
-
-
 class Step:
     """Records one call of `strategy.run` while it is traced.
 
@@ -470,7 +460,11 @@ class Step:
                 rate=lambda: keras.ops.convert_to_tensor(
                     optimizer.learning_rate
                 ),
-                settings=local_scalars_of(optimizer) if optimizer else [],
+                settings=(
+                    records.local_scalars_of(optimizer, recorded)
+                    if optimizer
+                    else []
+                ),
                 frozen=self._ticketed,
                 lifter=subgraph_replay.Lifter(
                     graph, self._runtime.store, barriers, settled

@@ -178,7 +178,7 @@ class LocalExchange:
             records=records,
             counter=counter,
             rate=lambda: keras.ops.convert_to_tensor(outer.learning_rate),
-            settings=step_lib.local_scalars_of(outer),
+            settings=records_lib.local_scalars_of(outer),
             frozen=set(),
             lifter=subgraph_replay.Lifter(
                 graph, self._store, {t.op for t in sent}, None
