@@ -73,8 +73,9 @@ def slots_of(optimizer):
 def others_of(model):
     """Returns those of `update_rules_of` that `compile` was not given, a list.
 
-    With those of models within a model that has a `train_step` of its own: it
-    may train each with the optimizer that this one was compiled with.
+    With those of layers and models within a model that has a `train_step` of
+    its own: it may train each with the optimizer that this one holds, or was
+    compiled with.
 
     Args:
       model: A `keras.Model`.
@@ -82,8 +83,7 @@ def others_of(model):
     rules = update_rules_of(model)
     if private_keras_building.has_own_train_step(model):
         for layer in private_keras.with_sublayers(model):
-            if isinstance(layer, keras.Model):
-                rules += update_rules_of(layer)
+            rules += update_rules_of(layer)
     compiled = _compiled(model)
     return [
         rule

@@ -77,3 +77,13 @@ def test_a_step_of_its_own_may_use_what_parts_are_compiled_with(make):
     others = (0.5, 0.25) if make is OwnStep else ()
     assert call.own_rates() == (*others, 0.125)
     assert fit_call.makes_all_when_built(model) == (not others)
+
+
+def test_a_step_of_its_own_may_use_optimizers_of_layers():
+    layer = keras.layers.Dense(1)
+    layer.rule = keras.optimizers.SGD(0.5)
+    model = OwnStep([keras.Input([1]), layer])
+    model.compile(keras.optimizers.SGD(0.125), "mse")
+    call = fit_call.FitCall(types.SimpleNamespace(f_locals={"self": model}), 1)
+    call.find_rates()
+    assert call.own_rates() == (0.5, 0.125)
