@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests import nightly
+from tests.pipeline import chains
 from tests.pipeline import models
 from tfdist.pipeline import pipeline
 
@@ -199,3 +200,14 @@ def test_a_layer_whose_function_was_traced_before_is_refused():
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match=r"\(a\) has a tf.function of its"):
         model.fit(*data(6), verbose=0)
+
+
+def test_what_is_in_flight_comes_back_before_the_model_is_quantized():
+    model = adapted("pipedream")
+    model.train_on_batch(*data(4))
+    assert chains.executor(model).in_flight == 1
+    updates = int(model.optimizer.iterations)
+    model.quantize("int8")
+    assert chains.executor(model).in_flight == 0
+    assert int(model.optimizer.iterations) == updates + 1
+    assert model.get_layer("a").kernel.dtype == "int8"

@@ -275,6 +275,36 @@ def test_it_is_saved_and_copied_as_what_it_was(tmp_path):
     assert type(clone) is model.__class__ is type(loaded)
 
 
+def test_layers_of_keras_are_quantized_and_subclasses_are_not():
+    class Own(keras.layers.Dense):
+        pass
+
+    quantized = []
+    for where in (None, {"a": "CPU:0", "b": "CPU:1"}):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential(
+            [
+                keras.Input((3,)),
+                keras.layers.Dense(4, name="a"),
+                keras.layers.Dense(4, name="b"),
+                Own(2, name="own"),
+            ]
+        )
+        if where:
+            placement.place(model, where)
+        with pytest.warns(match="Layer Own does not have a `quantize`"):
+            model.quantize("int8")
+        quantized.append(model)
+    for one, two in zip(*(m.weights for m in quantized), strict=True):
+        assert one.dtype == two.dtype
+        np.testing.assert_array_equal(one.numpy(), two.numpy())
+    x = np.ones((2, 3), "float32")
+    one, two = (m.predict(x, verbose=0) for m in quantized)
+    np.testing.assert_allclose(one, two, rtol=1e-6)
+    kernel = model.get_layer("b").kernel_scale
+    assert kernel.value.device.endswith("CPU:1")
+
+
 def test_weights_and_checkpoints(tmp_path):
     model, where = zoo.build("convnet")
     before = [v.numpy() for v in model.variables]

@@ -378,6 +378,21 @@ class Pipelined(placed.PlacedModel):
         with self._tfdist_pipeline.staying_as_it_is():
             return super().train_on_batch(*args, **kwargs)
 
+    @property
+    def quantize(self):
+        """Keras's method, called when what is in flight has come back.
+
+        It is an attribute of each model, which Keras makes.
+        """
+        method = super().quantize
+
+        @functools.wraps(method)
+        def quantize(*args, **kwargs):
+            self._tfdist_pipeline.drain()
+            return method(*args, **kwargs)
+
+        return quantize
+
 
 # Methods that read or change weights or metrics. Keras calls the last two in
 # `keras.saving.load_weights` and `save_model`.

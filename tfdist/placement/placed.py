@@ -1,6 +1,7 @@
 """Layers and models that run on the device that they were placed on."""
 
 import contextlib
+import functools
 import inspect
 import threading
 
@@ -145,6 +146,19 @@ class PlacedLayer:
                 heard(self, tf.get_current_name_scope())
             return super().__call__(*args, **kwargs)
 
+    @property
+    def quantize(self):
+        """Keras's method, whose layers refuse types that are not their class.
+
+        Keras has put it into the instance, where a subclass's is not asked.
+        """
+        method = vars(self).get("quantize") or super().quantize
+        kind = self.__class__
+        # A user's subclass is refused as it is unplaced.
+        if "quantize" in vars(kind) and kind.__module__.startswith("keras."):
+            return _without_type_check(method)
+        return method
+
 
 class PlacedModel(PlacedLayer):
     """A model with layers on several devices."""
@@ -192,6 +206,14 @@ class PlacedModel(PlacedLayer):
         moving.settle(self)
         with operations.following():
             return super().predict_step(*args, **kwargs)
+
+
+def _without_type_check(method):
+    @functools.wraps(method)
+    def quantize(*args, **kwargs):
+        return method(*args, **{**kwargs, "type_check": False})
+
+    return quantize
 
 
 def _jit_compile_of(compile_, args, kwargs):
