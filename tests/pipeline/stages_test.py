@@ -256,6 +256,10 @@ def test_a_layer_of_two_stages_runs_on_the_device_of_each():
 
 
 def test_rows_of_a_table_are_no_work():
-    calls = stages_lib.calls_of(models.make("tied"))[0]
-    work = {call.operation.name: call.work for call in calls}
-    assert (work["a"], work["flat"]) == (1, 1)
+    model = models.make("tied")
+    for is_placed in (False, True):
+        if is_placed:
+            pipeline(model, models.KINDS["tied"].stages, DEVICES)
+        calls = stages_lib.calls_of(model)[0]
+        work = {call.operation.name: call.work for call in calls}
+        assert (work["a"], work["flat"]) == (1, 1)

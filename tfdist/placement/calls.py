@@ -85,7 +85,8 @@ def _work(operation, shapes):
         if shape is not None
     )
     # Rows of a table are copied, and not multiplied.
-    tables = type(operation) is keras.layers.Embedding
+    # The type of a placed one is a subclass.
+    tables = operation.__class__ is keras.layers.Embedding
     weights = () if tables else getattr(operation, "weights", ())
     sizes = [math.prod(w.shape) for w in weights if len(w.shape) > 1]
     return 1 + positions * sum(sizes)
