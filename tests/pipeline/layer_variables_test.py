@@ -211,3 +211,70 @@ def test_what_is_in_flight_comes_back_before_the_model_is_quantized():
     assert chains.executor(model).in_flight == 0
     assert int(model.optimizer.iterations) == updates + 1
     assert model.get_layer("a").kernel.dtype == "int8"
+
+
+class Counting(layers.Layer):
+    """Counts examples in a variable of TensorFlow's."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.examples = tf.Variable(0, trainable=False)
+
+    def call(self, x):
+        """Counts in a branch, as a layer may that counts now and then."""
+        tf.cond(
+            tf.shape(x)[0] > 0,
+            lambda: self.examples.assign_add(tf.shape(x)[0]),
+            lambda: 0,
+        )
+        return x
+
+
+class Drawing(layers.Layer):
+    """Draws numbers from a generator of TensorFlow's."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.generator = tf.random.Generator.from_seed(1)
+
+    def call(self, x):
+        """Adds them."""
+        return x + self.generator.normal(tf.shape(x))
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (Counting, r"\(a, counting\) changes a tf.Variable"),
+        (Drawing, r"\(a, drawing\) draws random numbers"),
+    ],
+)
+@pytest.mark.parametrize(
+    "options",
+    [{"recompute": True}, *nightly.also([], [{"schedule": "pipedream"}])],
+)
+def test_what_a_repetition_would_do_again_is_refused(layer, message, options):
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            layers.Dense(4, name="a"),
+            layer(name=layer.__name__.lower()),
+            layers.Dense(3, name="b"),
+        ]
+    )
+    pipeline(model, ["b"], micro_batches=2, **options)
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=message):
+        model.fit(*data(6), batch_size=6, verbose=0)
+
+
+def test_a_variable_of_tensorflows_is_assigned_once_where_nothing_repeats():
+    counting = Counting(name="counting")
+    model = keras.Sequential(
+        [keras.Input((4,)), counting, layers.Dense(3, name="b")]
+    )
+    pipeline(model, ["b"], micro_batches=2)
+    model.compile("sgd", "mse")
+    counting.examples.assign(0)
+    model.fit(*data(6), batch_size=6, verbose=0)
+    assert int(counting.examples) == 6

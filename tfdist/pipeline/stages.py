@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tfdist import checks
 from tfdist import private_keras
-from tfdist.pipeline import random_operations
 from tfdist.pipeline import stage_scope
+from tfdist.pipeline import stateful_operations
 from tfdist.placement import devices as devices_lib
 from tfdist.placement import placed
 from tfdist.placement.calls import calls_of
@@ -133,10 +133,11 @@ class Stage:
             would not see; a layer has called `add_loss`; a layer has
             assigned a weight, or a variable that is none of its own; it has
             read a trainable variable that is none of its own; or it draws
-            random numbers that a repetition would not draw again.
+            random numbers that a repetition would not draw again, or changes
+            a variable that a repetition would change again.
         """
         own_state = self.state
-        earlier = random_operations.built() if is_repeated else []
+        earlier = stateful_operations.built() if is_repeated else []
         scope = stage_scope.StageScope(
             self.weights,
             state_mapping=[
@@ -160,11 +161,7 @@ class Stage:
         self._check(outputs, scope)
         self._check_read(read.watched_variables())
         if is_repeated:
-            self._check_random(
-                random_operations.among(
-                    random_operations.built()[len(earlier) :]
-                )
-            )
+            self._check_repeated(stateful_operations.built()[len(earlier) :])
         after = [scope.get_current_value(variable) for variable in own_state]
         changed = {
             key
@@ -217,17 +214,29 @@ class Stage:
             if not variable.trainable
         ]
 
-    def _check_random(self, drawn):
-        if drawn:
-            what = min(drawn).rsplit("/", 1)[-1]
-            raise ValueError(
-                f"A layer of stage {self.index} ({', '.join(self.names)}) "
-                f"draws random numbers with TensorFlow's {what}: "
-                "this stage is computed again for its gradient, with others. "
-                "Use keras.random with a keras.random.SeedGenerator of the "
-                'layer\'s own; or the schedules "gpipe" or "1f1b" without '
-                "`recompute`."
-            )
+    def _check_repeated(self, operations):
+        for kinds, does, instead in (
+            (
+                stateful_operations.RANDOM,
+                "draws random numbers with TensorFlow's",
+                "keras.random with a keras.random.SeedGenerator of the layer's "
+                "own",
+            ),
+            (
+                stateful_operations.ASSIGNMENTS,
+                "changes a tf.Variable with",
+                "a variable that the layer's add_weight makes",
+            ),
+        ):
+            found = stateful_operations.among(operations, kinds)
+            if found:
+                what = min(found).rsplit("/", 1)[-1]
+                raise ValueError(
+                    f"A layer of stage {self.index} ({', '.join(self.names)}) "
+                    f"{does} {what}: this stage is computed again for its "
+                    f"gradient, and would do that again. Use {instead}; or the "
+                    'schedules "gpipe" or "1f1b" without `recompute`.'
+                )
 
     def _run_calls(self, tensors, training):
         values = dict(zip(self.inputs, tensors, strict=True))

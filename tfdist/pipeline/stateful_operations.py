@@ -1,9 +1,9 @@
-"""TensorFlow's operations that draw other numbers each time."""
+"""TensorFlow's operations that do something else when they are repeated."""
 
 import tensorflow as tf
 
 # TensorFlow's operations that keep the state of their numbers themselves.
-_RANDOM = frozenset(
+RANDOM = frozenset(
     {
         "Multinomial",
         "ParameterizedTruncatedNormal",
@@ -13,8 +13,17 @@ _RANDOM = frozenset(
         "RandomStandardNormal",
         "RandomUniform",
         "RandomUniformInt",
+        "RngReadAndSkip",
+        "StatefulRandomBinomial",
         "TruncatedNormal",
     }
+)
+
+# Those that change a variable of TensorFlow's.
+ASSIGNMENTS = frozenset(
+    name
+    for name in dir(tf.raw_ops)
+    if name.startswith(("Assign", "ResourceScatter", "ResourceStridedSlice"))
 )
 
 
@@ -25,18 +34,19 @@ def built():
     return tf.compat.v1.get_default_graph().get_operations()
 
 
-def among(operations):
-    """Names of operations that draw other numbers each time, a list.
+def among(operations, kinds):
+    """Names of operations of some kinds, a list.
 
     Args:
       operations: Of the graph that is being built; what they call counts.
+      kinds: Names of kinds of operations, a set.
     """
     nodes = [operation.node_def for operation in operations]
     library = None
     found, seen = [], set()
     while nodes:
         node = nodes.pop()
-        if node.op in _RANDOM:
+        if node.op in kinds:
             found.append(node.name)
         called = _functions_of(node) - seen
         if called and library is None:
