@@ -18,6 +18,7 @@ from tests.codistillation.exchanging import weights
 from tests.codistillation.scripted_exchange import ScriptedExchange
 from tests.codistillation.scripted_exchange import checkpoint
 import tfdist
+from tfdist import cluster
 from tfdist import private_keras
 from tfdist.codistillation import Codistillation
 from tfdist.codistillation import CodistillationMixin
@@ -63,10 +64,11 @@ def test_what_is_published_is_the_student_at_that_step():
 
 
 @pytest.mark.nightly
-def test_a_chief_publishes_no_weights_of_before_its_first_step():
+def test_a_chief_publishes_no_weights_of_before_its_first_step(monkeypatch):
     """Started again, it would replace what its group has learnt."""
     with tfdist.AsyncStrategy().scope():
         model = codistilled(build())
+    monkeypatch.setattr(cluster.ClusterConfig, "is_local", False)
     exchange = ScriptedExchange([checkpoint(weights())])
     watch = Watch()
     train(exchange, model=model, callbacks=[watch])

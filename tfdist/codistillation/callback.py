@@ -126,7 +126,7 @@ class Codistillation(keras.callbacks.Callback):
         model = self.model
         check_learns_from_teachers(model)
         cluster = getattr(model.distribute_strategy, "cluster", None)
-        self._is_in_cluster = cluster is not None
+        self._is_in_cluster = cluster is not None and not cluster.is_local
         self._is_chief = cluster is None or cluster.is_chief
         self._student = (
             model.student if isinstance(model, Codistilled) else model
