@@ -155,6 +155,24 @@ def test_the_epoch_the_first_one_and_their_number_are_known(model):
     assert sorted(set(seen)) == [(1, 1, 3), (1, 2, 3)]
 
 
+def test_the_epoch_is_that_of_a_fit_of_keras_alone(model):
+    class Own(keras.Model):
+        def fit(self, x):
+            epoch = 1
+            return epoch, private_keras_calls.keras_epoch()
+
+    seen = []
+    look = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: seen.append(
+            private_keras_calls.keras_epoch()
+        )
+    )
+    model.fit(X, Y, epochs=2, callbacks=[look], verbose=0)
+    assert seen == [0, 1]
+    assert Own().fit(X) == (1, None)
+    assert private_keras_calls.keras_epoch() is None
+
+
 def test_it_is_known_whether_a_call_has_epochs(model):
     seen = []
 

@@ -168,7 +168,7 @@ BAD_FLAGS = {
     "--strategy=bmuf:warmup_steps=-1": "must be an integer of at "
     "least 0. Received: warmup_steps=-1",
     "--strategy=bmuf:block_momentum=1": "must be a number "
-    "greater than 0 and less than 1. Received: block_momentum=1",
+    "of at least 0 and less than 1. Received: block_momentum=1",
     "--strategy=diloco:outer_momentum=-1": "`outer_momentum` of DiLoCo must",
     "--strategy=diloco:outer_learning_rate=0": "of DiLoCo must be a "
     "number greater than 0",
