@@ -178,8 +178,6 @@ def test_the_chief_that_has_passed_a_call_waits_for_what_it_changed():
     head = keras.Sequential([model, keras.layers.Dense(1)])
     worker.runtime.coordination = types.SimpleNamespace(waits=False)
     worker.runtime.commit = int
-    worker.runtime.synchronizer.held = int
-    worker.runtime.store.variables = []
     worker.runtime.unused_models = types.SimpleNamespace(refuse=list)
     worker.begin(1).is_in_loop = False
     decisions._fit._model = lambda: model

@@ -36,6 +36,7 @@ class Worker:
             worker_variable=lambda value, name: tf.Variable(value),
             call=lambda function, *args: function(*args),
             pulled_version=lambda shard: self.version,
+            variables=[],
         )
         self.runtime = types.SimpleNamespace(
             store=store,
@@ -45,7 +46,11 @@ class Worker:
                 stalled_after=lambda: 0.3,
                 progress=lambda: [0],
             ),
-            synchronizer=types.SimpleNamespace(writes_pass=True),
+            synchronizer=types.SimpleNamespace(
+                writes_pass=True,
+                # Others have built all.
+                held=lambda: 1,
+            ),
             state=types.SimpleNamespace(is_on_servers=False),
             committed=0,
             has_come_back=lambda: False,
