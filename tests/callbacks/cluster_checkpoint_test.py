@@ -54,8 +54,8 @@ _CASES = {
         lambda: SGD(0.02),
         perceptron,
     ),
-    "momentum": (
-        tfdist.AsyncStrategy,
+    "FASGD, momentum": (
+        _corrected(correction.FASGD()),
         lambda: SGD(0.02, momentum=0.9),
         perceptron,
     ),
@@ -84,8 +84,8 @@ _CASES = {
         perceptron,
     ),
 }
-# Slots of an optimizer, and those of a correction.
-_FIRST = ["momentum", "DANA zero"]
+# It has slots of the correction, and of the optimizer.
+_FIRST = ["FASGD, momentum"]
 # Workers compute with the look-ahead: a save must not put the parameters in
 # its place.
 _SAVED_IS_NOT_WORKED_WITH = "DANA zero"
