@@ -2,8 +2,8 @@
 
 from tfdist import private_tensorflow
 
-# Operations that assign the variable that they get, by how their names begin.
-_ASSIGNING = (
+# Operations that assign a variable, by how their names begin.
+ASSIGNING = (
     "Assign",
     "ResourceApply",
     "ResourceScatter",
@@ -34,7 +34,7 @@ def assigned_by_functions(graph, resources, first=0):
         for operation in graph.get_operations()[first:]
         for k, tensor in enumerate(operation.inputs)
         if tensor.name in names
-        for called in _functions_of(operation.node_def)
+        for called in functions_of(operation.node_def)
     ]
     if not calls:
         return [False] * len(names)
@@ -48,7 +48,7 @@ def assigned_by_functions(graph, resources, first=0):
     return [name in assigned for name in names]
 
 
-def _functions_of(node):
+def functions_of(node):
     """Names of the functions that a `NodeDef` calls."""
     for value in node.attr.values():
         for function in [value.func, *value.list.func]:
@@ -77,10 +77,10 @@ def _assigns(functions, known, name, number):
         # Some operations have other inputs as well as their function's.
         argument = arguments[number].name if number < len(arguments) else None
         known[name, number] = any(
-            node.op.startswith(_ASSIGNING)
+            node.op.startswith(ASSIGNING)
             or any(
                 _assigns(functions, known, called, _place(node.op, k))
-                for called in _functions_of(node)
+                for called in functions_of(node)
             )
             for node in function.node_def
             for k, one in enumerate(node.input)

@@ -115,7 +115,7 @@ CASES = {
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     "name",
-    ["DiLoCo", *sorted(set(CASES) - {"DiLoCo"})],
+    sorted(CASES),
 )
 def test_what_becomes_of_the_mean_of_the_weights(name):
     case = CASES[name]

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import nightly
 from tests.callbacks import leave_early
 from tests.callbacks import train_with_monitor as script
 from tests.callbacks.monitored import compiled_model
@@ -402,7 +401,7 @@ def test_each_worker_writes_its_own_steps(trained):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("method", nightly.also(["async"], ["bounded"]))
+@pytest.mark.parametrize("method", ["async", "bounded"])
 def test_workers_that_left_are_in_the_summary(tmp_path, method):
     outputs = scripts.run(
         tmp_path,

@@ -68,7 +68,7 @@ class Source:
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     "shapes",
-    [([None, None], [None, 1]), ((([None, 2], [None, 1])),)],
+    [([None, None], [None, 1]), ([None, 2], [None, 1])],
 )
 def test_a_model_is_built_without_an_iterator_of_its_own(shapes):
     source = Source()
@@ -183,7 +183,7 @@ class Either(keras.layers.Layer):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("left_out", [(2, 1), *[((0, 2),), ((2, 0),)]])
+@pytest.mark.parametrize("left_out", [(2, 1), (0, 2), (2, 0)])
 @pytest.mark.parametrize(
     "kind",
     ["PyDataset", "array", "cache", "lengths", "shuffle", "threads"],
@@ -321,7 +321,7 @@ def test_a_longer_epoch_draws_no_order_more(monkeypatch):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("share", nightly.also([(2, 0)], [((1, 0),)]))
+@pytest.mark.parametrize("share", [(2, 0), (1, 0)])
 def test_a_callback_may_leave_out_more_than_was_known(share):
     """A worker that may join later makes the others' shares no smaller."""
     whole = _epochs("PyDataset", (0, 0), 3, share=share)

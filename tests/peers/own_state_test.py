@@ -62,6 +62,37 @@ def test_moving_statistics_are_those_without_the_bad_batch(name, way):
     assert counts["nonfinite"] == (0 if way == "scaled" else 1)
 
 
+class SumsInFunction(keras.layers.Layer):
+    def build(self, shape):
+        del shape
+        self.total = self.add_weight(initializer="zeros", trainable=False)
+
+    @tf.function
+    def add(self, x):
+        self.total.assign_add(x)
+
+    def call(self, x):
+        self.add(tf.reduce_sum(x))
+        return x
+
+
+@pytest.mark.parametrize("evaluates", [True, False])
+def test_so_is_what_a_function_assigns_that_another_step_has_traced(evaluates):
+    layer = SumsInFunction()
+    with tfdist.PeerToPeerStrategy().scope():
+        model = keras.Sequential(
+            [keras.Input([1]), layer, keras.layers.Dense(1)]
+        )
+        model.compile("sgd", "mse")
+    x = np.array([[1.0], [np.nan], [2.0]], np.float32)
+    if evaluates:
+        model.evaluate(x[:1], x[:1], verbose=0)
+    for _ in range(2):
+        before = float(layer.total)
+        model.fit(x, x, batch_size=1, shuffle=False, verbose=0)
+        assert float(layer.total) == before + 3.0
+
+
 @pytest.mark.parametrize("way", ["graph", "scaled"])
 def test_it_is_an_error_where_that_is_asked_for(way):
     with pytest.raises(tf.errors.InvalidArgumentError, match="moving_mean"):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import nightly
 from tests.placement import zoo
 from tests.placement.graphs import nodes
 import tfdist
@@ -277,7 +276,7 @@ def test_a_placed_model_trains_with_servers_as_without():
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("eagerly", nightly.also([False], [True]))
+@pytest.mark.parametrize("eagerly", [False, True])
 def test_a_model_that_has_trained_with_servers_is_placed(eagerly):
     """What has pulled and pushed the replicas finds them where they are."""
     x, y = zoo.data("mlp", 8)

@@ -59,7 +59,7 @@ def adam():
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     "exchange",
-    [*EXCHANGES[:1], *EXCHANGES[1:]],
+    EXCHANGES,
     ids=lambda exchange: exchange.name,
 )
 def test_one_worker_is_keras_fit(exchange):

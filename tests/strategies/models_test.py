@@ -12,9 +12,6 @@ from tests.strategies.twins import assert_same
 import tfdist
 
 TOLERANCE = 1e-5
-# Two optimizers in a step of its own; several inputs, outputs and losses.
-SOME = ["wide and deep"]
-OTHERS = [name for name in model_cases.CASES if name not in SOME]
 
 
 @functools.cache
@@ -23,7 +20,7 @@ def _plain(name):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", [*SOME, *OTHERS])
+@pytest.mark.parametrize("name", sorted(model_cases.CASES))
 def test_trains_as_without_a_strategy(name):
     strategy = tfdist.AsyncStrategy()
     found = model_cases.train(name, strategy.scope())

@@ -35,7 +35,7 @@ SOME_OR_ALL = nightly.also(SOME, [name for name in CASES if name not in SOME])
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     "name",
-    [*SOME, *[name for name in CASES if name not in {*SOME, *ON_SERVERS}]],
+    [name for name in CASES if name in SOME or name not in ON_SERVERS],
 )
 def test_trains_as_without_a_strategy(name):
     strategy = tfdist.AsyncStrategy()

@@ -167,18 +167,22 @@ class Engine:
 
     def before_assignment(self, variable):
         """Called before a shared variable is assigned."""
-        self.evaluations_assign |= self._is_evaluating
-        if self.is_applying and not self._is_evaluating:
+        if self._is_evaluating:
+            self.evaluations_assign = True
+            self.note_traced(variable)
+        elif self.is_applying:
             return
-        if not (self._step or tf.executing_eagerly()):
-            # A training step may call the function that is being traced.
-            self.assigned_within[id(variable)] = weakref.ref(variable)
-        if self.is_applying:
-            return
-        if self._step is not None:
+        elif self._step is not None:
             self._step.note(variable)
         elif tf.executing_eagerly():
             self.fits.before_write(variable)
+        else:
+            self.note_traced(variable)
+
+    def note_traced(self, variable):
+        """Takes note of what a function assigns that a step may call."""
+        if not tf.executing_eagerly():
+            self.assigned_within[id(variable)] = weakref.ref(variable)
 
     def before_access(self, variable):
         """Called before a variable is read, and whenever else it is looked at.

@@ -1,7 +1,6 @@
 """One training step: which lanes it has, and which state it assigns."""
 
 import contextlib
-import weakref
 
 import keras
 import tensorflow as tf
@@ -113,8 +112,7 @@ class TrainingStep:
             with self._graph.as_default():
                 before = variable.read_value()
             if tf.compat.v1.get_default_graph() is not self._graph:
-                references = self._engine.assigned_within
-                references[id(variable)] = weakref.ref(variable)
+                self._engine.note_traced(variable)
         self._assigned[id(variable)] = variable, before
 
     def note_under_tape(self, variable):

@@ -201,6 +201,10 @@ class PeerEngine(engine_lib.Engine):
 
     def before_assignment(self, variable):
         """Called before a shared variable is assigned."""
+        is_kept = self.check.looks and not one_replica.is_trainable(variable)
+        acts = self._is_evaluating or not self.is_applying
+        if is_kept and acts and self._step is None:
+            self.note_traced(variable)
         if self.is_applying:
             return
         if self._step is None:
@@ -209,11 +213,11 @@ class PeerEngine(engine_lib.Engine):
             if variable.trainable:
                 self.check_of_epochs.build_written()
             return
-        if not one_replica.is_trainable(variable):
+        if is_kept:
             # Such as moving statistics, or a teacher's weights, which follow
             # this worker's own.
-            if self.check.looks:
-                self._step.note(variable)
+            self._step.note(variable)
+        if not one_replica.is_trainable(variable):
             return
         raise NotImplementedError(
             f"Variable {variable.name!r} is trainable, and a training step "

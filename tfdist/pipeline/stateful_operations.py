@@ -2,6 +2,8 @@
 
 import tensorflow as tf
 
+from tfdist import function_graphs
+
 # TensorFlow's operations that keep the state of their numbers themselves.
 RANDOM = frozenset(
     {
@@ -23,7 +25,7 @@ RANDOM = frozenset(
 ASSIGNMENTS = frozenset(
     name
     for name in dir(tf.raw_ops)
-    if name.startswith(("Assign", "ResourceScatter", "ResourceStridedSlice"))
+    if name.startswith(function_graphs.ASSIGNING)
 )
 
 
@@ -48,7 +50,7 @@ def among(operations, kinds):
         node = nodes.pop()
         if node.op in kinds:
             found.append(node.name)
-        called = _functions_of(node) - seen
+        called = set(function_graphs.functions_of(node)) - seen
         if called and library is None:
             graph = tf.compat.v1.get_default_graph().as_graph_def()
             library = {f.signature.name: f for f in graph.library.function}
@@ -56,13 +58,3 @@ def among(operations, kinds):
         for name in called:
             nodes += library[name].node_def
     return found
-
-
-def _functions_of(node):
-    """Names of functions that a `NodeDef` calls, such as a loop's body."""
-    return {
-        function.name
-        for value in node.attr.values()
-        for function in (value.func, *value.list.func)
-        if function.name
-    }

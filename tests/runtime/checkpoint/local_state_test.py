@@ -4,7 +4,6 @@ import keras
 import numpy as np
 import pytest
 
-from tests import nightly
 from tests.runtime.checkpoint import runs
 import tfdist
 
@@ -38,7 +37,7 @@ def check(run, other):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", nightly.also(["Downpour"], ["averaging"]))
+@pytest.mark.parametrize("name", ["Downpour", "averaging"])
 def test_each_of_two_optimizers_takes_up_its_steps(name):
     whole = new_run(name, 2)
     whole.steps(0, 1, 2)

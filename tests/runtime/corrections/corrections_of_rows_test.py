@@ -8,7 +8,6 @@ import keras
 import numpy as np
 import pytest
 
-from tests import nightly
 from tests.runtime.coordination.coordinated_exchange_test import make_workers
 from tests.runtime.exchange.delay_test import FEATURES
 from tests.runtime.exchange.delay_test import LATE
@@ -22,7 +21,7 @@ ROWS, WIDTH = 6, 2
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("backups", nightly.also(["server"], ["worker"]))
+@pytest.mark.parametrize("backups", ["server", "worker"])
 def test_rows_of_tables_are_compensated(backups):
     """Row by row g + lambda g^2 d, where a row's gradient is the sum."""
     strength = 3.0

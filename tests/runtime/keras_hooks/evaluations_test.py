@@ -137,7 +137,7 @@ class Fails(Swap):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("eagerly", nightly.also([False], [True]))
+@pytest.mark.parametrize("eagerly", [False, True])
 def test_what_an_evaluation_assigns_stays_here(eagerly):
     """Weights that a callback swaps, and state of a layer."""
     strategy = tfdist.AsyncStrategy()
