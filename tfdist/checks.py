@@ -110,10 +110,9 @@ def flag(name, value):
     Raises:
       ValueError: It is refused.
     """
-    if (
-        not isinstance(value, bool)
-        and str(getattr(value, "dtype", "")) != "bool"
-    ):
+    # NumPy is not imported: the launcher starts without it.
+    is_numpys = str(getattr(value, "dtype", "")) == "bool" and not value.shape
+    if not (isinstance(value, bool) or is_numpys):
         raise ValueError(refusal(name, "True or False", value))
     return bool(value)
 

@@ -176,7 +176,7 @@ def test_settings_in_texts_are_refused_by_name(text):
     ],
 )
 def test_words_are_no_truth_values(make, name):
-    for value in ("no", None, 0):
+    for value in ("no", None, 0, np.array([True, False])):
         with pytest.raises(ValueError, match=f"`{name}`.* must be True or Fa"):
             make(**{name: value})
     make(**{name: np.False_})

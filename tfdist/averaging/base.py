@@ -244,6 +244,27 @@ def is_factory(optimizer):
     )
 
 
+def keras_optimizer(owner, name, optimizer):
+    """Returns the optimizer that an argument is, names or describes.
+
+    Args:
+      owner: Name of the class.
+      name: Name of the argument.
+      optimizer: What `keras.optimizers.get` takes.
+
+    Raises:
+      ValueError: It is none.
+    """
+    try:
+        # Of None, Keras makes None.
+        return keras.optimizers.get(optimizer or "")
+    except (TypeError, ValueError) as error:
+        allowed = "a Keras optimizer, its name or its config"
+        raise ValueError(
+            checks.refusal(f"{owner}: {name}", allowed, optimizer)
+        ) from error
+
+
 def optimizer_config(owner, name, optimizer):
     """Returns the config of an outer optimizer, to make one per inner one.
 
@@ -259,14 +280,7 @@ def optimizer_config(owner, name, optimizer):
       ValueError: It is none, or has a setting that acts on whole steps, or a
         rule that servers cannot apply to each weight by itself.
     """
-    try:
-        # Of None, Keras makes None.
-        optimizer = keras.optimizers.get(optimizer or "")
-    except (TypeError, ValueError) as error:
-        allowed = "a Keras optimizer, its name or its config"
-        raise ValueError(
-            checks.refusal(f"{owner}: {name}", allowed, optimizer)
-        ) from error
+    optimizer = keras_optimizer(owner, name, optimizer)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ValueError(
             f"{owner}: {name} gets changes of weights, which need no scaling "

@@ -6,9 +6,8 @@ Their settings are numbers and names, so that flags can give them.
 from collections.abc import Callable
 from typing import Any
 
-import keras
-
 from tfdist import checks
+from tfdist.averaging import base
 from tfdist.averaging import outer_optimizers
 from tfdist.averaging.accrued_gradients import AccruedGradients
 from tfdist.averaging.parameter_averaging import ParameterAveraging
@@ -87,17 +86,11 @@ def downpour(
     if outer_optimizer == "adagrad":
         made = outer_optimizers.adagrad(outer_learning_rate)
     else:
-        try:
-            # Of None, Keras makes None.
-            kind = type(keras.optimizers.get(outer_optimizer or ""))
-        except ValueError as error:
-            name = "Downpour: outer_optimizer"
-            allowed = "the name of a Keras optimizer"
-            raise ValueError(
-                checks.refusal(name, allowed, outer_optimizer)
-            ) from error
+        named = base.keras_optimizer(
+            "Downpour", "outer_optimizer", outer_optimizer
+        )
         # Keras takes no integer here.
-        made = kind(float(outer_learning_rate))
+        made = type(named)(float(outer_learning_rate))
     return AccruedGradients(n_fetch, n_push, made)
 
 

@@ -199,11 +199,14 @@ def prepare(record, piece, *, live, lifter, buffer):
     for argument in tf.nest.flatten(record.args):
         # An optimizer may hand over more, such as its learning rate.
         is_gradient = record.is_gradient and gradient is None
+        num_plain = len(resolve.plain)
         args.append(resolve(argument, lift=not is_gradient))
+        is_plain = len(resolve.plain) > num_plain
         if is_gradient:
             (gradient,) = resolve.plain
-        elif record.is_gradient and lifter.is_behind(argument, live):
-            _warn_of_own_count()
+        elif record.is_gradient and is_plain:
+            if lifter.is_of_counter(argument, live):
+                _warn_of_own_count()
     kwargs = [resolve(a) for a in tf.nest.flatten(record.kwargs)]
 
     def update(sent, section):

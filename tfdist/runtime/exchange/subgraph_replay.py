@@ -148,8 +148,8 @@ class Lifter:
         reach = self._reach.get(value.op.name, frozenset())
         return variable.ordinal in reach and self.plan(value, live) is None
 
-    def is_behind(self, value, live):
-        """Whether a value is sent as it is, though it is of a live step count.
+    def is_of_counter(self, value, live):
+        """Whether a value is made of a live step counter.
 
         Args:
           value: An argument of an update, anything.
@@ -158,13 +158,7 @@ class Lifter:
         if not isinstance(value, tf.Tensor):
             return False
         reach = self._reach.get(value.op.name, frozenset())
-        return (
-            any(
-                self._store.variables[ordinal].role is Role.ITERATIONS
-                for ordinal in reach & live
-            )
-            and self.plan(value, live) is None
-        )
+        return bool(reach & live & self._store.counters())
 
     def build(self, plan, sent, section):
         """Builds the copies in the current device and control scope.
