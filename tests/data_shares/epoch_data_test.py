@@ -287,39 +287,6 @@ def test_a_data_set_may_become_shorter_with_each_epoch(workers, by_callback):
     assert sizes == sorted(set(sizes), reverse=True)
 
 
-def test_a_longer_epoch_draws_no_order_more(monkeypatch):
-    """Of unknown size: Keras then asks for an iterator that nobody reads."""
-    sizes, seen, drawn = [4.0, 5.0, 4.0, 5.0], [], []
-    size = tf.Variable(0.0)
-
-    class Notes(keras.Model):
-        def train_step(self, data):
-            tf.py_function(lambda x: seen[-1].append(float(x[0])), [data], [])
-            return {"mean": tf.reduce_mean(data)}
-
-    def begin(epoch, logs):
-        size.assign(sizes[epoch])
-        seen.append([])
-
-    draw = epoch_data.epoch_orders.EpochIterators.next
-    monkeypatch.setattr(
-        epoch_data.epoch_orders.EpochIterators,
-        "next",
-        lambda *args: drawn.append(args) or draw(*args),
-    )
-    data = tf.data.Dataset.from_tensor_slices(np.arange(6, dtype=np.float32))
-    data = data.shuffle(6).filter(lambda x: x < size).batch(1)
-    with tfdist.AllReduceStrategy().scope():
-        model = Notes()
-        model.compile("sgd")
-    callback = keras.callbacks.LambdaCallback(on_epoch_begin=begin)
-    model.fit(data, epochs=4, callbacks=[callback], verbose=0)
-    assert [sorted(one) for one in seen] == [
-        list(range(int(size))) for size in sizes
-    ]
-    assert len(drawn) == len(sizes)
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("share", [(2, 0), (1, 0)])
 def test_a_callback_may_leave_out_more_than_was_known(share):

@@ -1,4 +1,4 @@
-"""Calls of `fit` that all workers make have the same order of the data."""
+"""All workers have one order of the data, in each call and each epoch."""
 
 import keras
 import numpy as np
@@ -9,6 +9,7 @@ from tests import nightly
 import tfdist
 from tfdist import running_fit
 from tfdist.all_reduce import extended as reduced
+from tfdist.data_shares import epoch_orders
 from tfdist.runtime.keras_hooks import extended as served
 
 
@@ -142,3 +143,36 @@ def test_calls_of_a_fit_of_ones_own_have_other_orders(make, monkeypatch):
     for _ in range(3):
         model.fit(tf.data.Dataset.range(4).shuffle(4).batch(2))
     assert numbers == [1, 2, 3]
+
+
+def test_a_longer_epoch_draws_no_order_more(monkeypatch):
+    """Of unknown size: Keras then asks for an iterator that nobody reads."""
+    sizes, seen, drawn = [4.0, 5.0, 4.0, 5.0], [], []
+    size = tf.Variable(0.0)
+
+    class Notes(keras.Model):
+        def train_step(self, data):
+            tf.py_function(lambda x: seen[-1].append(float(x[0])), [data], [])
+            return {"mean": tf.reduce_mean(data)}
+
+    def begin(epoch, logs):
+        size.assign(sizes[epoch])
+        seen.append([])
+
+    draw = epoch_orders.EpochIterators.next
+    monkeypatch.setattr(
+        epoch_orders.EpochIterators,
+        "next",
+        lambda *args: drawn.append(args) or draw(*args),
+    )
+    data = tf.data.Dataset.from_tensor_slices(np.arange(6, dtype=np.float32))
+    data = data.shuffle(6).filter(lambda x: x < size).batch(1)
+    with tfdist.AllReduceStrategy().scope():
+        model = Notes()
+        model.compile("sgd")
+    callback = keras.callbacks.LambdaCallback(on_epoch_begin=begin)
+    model.fit(data, epochs=4, callbacks=[callback], verbose=0)
+    assert [sorted(one) for one in seen] == [
+        list(range(int(size))) for size in sizes
+    ]
+    assert len(drawn) == len(sizes)
