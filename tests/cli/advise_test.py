@@ -10,6 +10,7 @@ from tests.cli import own_model_and_data
 from tests.simulation.histories import made
 from tfdist import simulation
 from tfdist.cli import advise
+from tfdist.cli import model_and_data
 from tfdist.cli import simulation_flags
 from tfdist.cli import virtual_cluster
 from tfdist.cli.main import main
@@ -242,6 +243,7 @@ WRONG = {
     "overhead": (["--overhead_ms=-1"], ["--overhead_ms", "at least 0"]),
     "speed_up": (["--min_speed_up=nan"], ["--min_speed_up", "above 0"]),
     "json": (["--json=no/such/file"], ["--json", "directory that exists"]),
+    "json_directory": (["--json=."], ["--json=.", "be a file"]),
     "failure": (["--failure=0:1"], ["--failure", "nobody dies"]),
     "slow": (["--slow=2:3", "--num_workers=2,4"], ["--slow", "from 0 to 1"]),
     "rest": (["digits"], ["digits", "flags alone"]),
@@ -249,7 +251,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_arguments_are_refused(name, capsys):
+def test_wrong_arguments_are_refused(name, monkeypatch, capsys):
+    """Before data is loaded, or made."""
+    monkeypatch.delattr(model_and_data, "make")
     arguments, parts = WRONG[name]
     assert main(["advise", *arguments]) == 2
     message = capsys.readouterr().err

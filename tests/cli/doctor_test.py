@@ -138,6 +138,7 @@ def test_tensorflow_is_not_imported_for_nothing(closed):
         (["--timeout=0"], "Flag --timeout must be above 0"),
         (["--bandwidth_mb=2000"], "--bandwidth_mb must be at most 1000"),
         (["job.json"], "There must be flags alone. Received: job.json"),
+        (["--json=."], "--json must be a file in a directory that exists"),
         (["--tf_config=none.json"], "--tf_config=none.json: No such file"),
         (["--tf_config={}"], "There is no cluster to check: set TF_CONFIG"),
         (['--tf_config={"cluster": {"ps": ["a:1"]}}'], "at least one task in"),

@@ -2,15 +2,14 @@
 
 from collections.abc import Sequence
 import itertools
-import json
 import math
-import pathlib
 import textwrap
 from typing import Any
 
 from absl import flags
 
 from tfdist.cli import assumed_cluster
+from tfdist.cli import json_file
 from tfdist.cli import method_checks
 from tfdist.cli import model_and_data
 from tfdist.cli import simulation_flags
@@ -118,12 +117,13 @@ def main(argv: Sequence[str]) -> int:
     if not values["strategies"].present:
         values.strategies = list(registry.names("synchronization"))
     method_checks.split(values)
-    trained = model_and_data.make(values)
     simulation = user_function.import_quietly("tfdist.simulation")
+    # Before the user's code runs: what flags alone have wrong.
     arguments, undisturbed = _cluster_arguments(values, counts, simulation)
     nothing = simulation.Constant(0.0)
     tail = virtual_cluster.make(values, counts, nothing).undisturbed
     _check_strategies(values, counts, simulation)
+    trained = model_and_data.make(values)
     _check_model(values, counts, trained)
     if values.epochs:
         trained.check_workers(max(counts))
@@ -183,7 +183,7 @@ def main(argv: Sequence[str]) -> int:
             "examples/s\n(--min_speed_up)."
         )
     if values.json is not None:
-        _write(values.json, advice.as_dict())
+        json_file.write(values.json, advice.as_dict())
     return 0
 
 
@@ -217,14 +217,7 @@ def _check_flags(values: flags.FlagValues) -> list[int]:
     usage.check(
         any(values.strategies), "strategies", "name a method", values.strategies
     )
-    if values.json is not None:
-        parent = pathlib.Path(values.json).absolute().parent
-        usage.check(
-            parent.is_dir(),
-            "json",
-            "be a file in a directory that exists",
-            values.json,
-        )
+    json_file.check(values.json)
     return sorted(map(int, set(values.num_workers)))
 
 
@@ -315,14 +308,3 @@ def _check_model(
         bool(fitting), "model", "be one that a method fits", values.model
     )
     values.strategies = fitting
-
-
-def _write(path: str, figures: dict[str, Any]) -> None:
-    text = json.dumps(figures, indent=2, default=float)
-    try:
-        pathlib.Path(path).write_text(f"{text}\n", encoding="utf-8")
-    except OSError as error:
-        raise usage.UsageError(
-            f"Flag --json must be a file that can be written. Received: "
-            f"--json={path}: {error.strerror}."
-        ) from error

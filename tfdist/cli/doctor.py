@@ -14,6 +14,7 @@ from absl import flags
 
 from tfdist.cli import connectivity
 from tfdist.cli import diagnosis
+from tfdist.cli import json_file
 from tfdist.cli import usage
 from tfdist.cli import user_function
 from tfdist.cluster import tf_config
@@ -112,7 +113,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"{diagnosis.table(rows)}\n")
         print(diagnosis.summary(wrong, notes))
         if values.json is not None:
-            _write(values.json, figures)
+            json_file.write(values.json, figures)
     return 1 if wrong else 0
 
 
@@ -128,6 +129,7 @@ def _check_flags(values: flags.FlagValues) -> None:
         "be at least 0",
         value,
     )
+    json_file.check(None if values.json == "-" else values.json)
 
 
 def _read(given: str | None) -> tuple[ClusterConfig, bool]:
@@ -262,14 +264,3 @@ def _serve(config: ClusterConfig, has_task: bool, seconds: float) -> int:
         print(f"tfdist doctor: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-def _write(path: str, figures: dict[str, Any]) -> None:
-    try:
-        text = json.dumps(figures, indent=2)
-        pathlib.Path(path).write_text(f"{text}\n", encoding="utf-8")
-    except OSError as error:
-        raise usage.UsageError(
-            "Flag --json must be a file that can be written. Received: "
-            f"--json={path}: {error.strerror}."
-        ) from error
