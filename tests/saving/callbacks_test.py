@@ -151,6 +151,23 @@ def test_chief_and_evaluator_write_as_ever(tmp_path, files, traced):
     assert len(rows) == 3
 
 
+@pytest.mark.parametrize("append", [False, True])
+def test_rows_of_a_former_process_are_kept_in_this_call(tmp_path, append):
+    rows = ["epoch,loss", "0,1.0"]
+    (tmp_path / "a.csv").write_text("\n".join([*rows, ""]))
+    logger = keras.callbacks.CSVLogger(tmp_path / "a.csv", append=append)
+    callbacks.see([logger], clusters.chief())
+    for _ in range(2):
+        # Where a server was lost, once more.
+        callbacks.keep_rows([logger])
+    logger.on_train_begin()
+    logger.on_train_end()
+    assert (tmp_path / "a.csv").read_text().splitlines() == rows
+    # The next call is as it was given.
+    callbacks.see([logger], clusters.chief())
+    assert logger.append is append
+
+
 def test_other_workers_resume_from_the_chief_s_backup(tmp_path):
     backup = _MAKE["BackupAndRestore"](tmp_path)
     fit(backup, clusters.chief())

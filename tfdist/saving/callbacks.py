@@ -94,6 +94,22 @@ def _leave_to_chief(callback, files):
     setattr(callback, _GIVEN, given)
 
 
+def keep_rows(callbacks):
+    """Has each CSVLogger append to its file in this call of `fit`.
+
+    The file has rows of a former process, which has died in this call or
+    later, and may be all that is left of it.
+
+    Args:
+      callbacks: What `fit` was given.
+    """
+    for callback in own_callbacks.listed(callbacks):
+        if isinstance(callback, keras.callbacks.CSVLogger):
+            given = vars(callback).setdefault(_GIVEN, {})
+            given.setdefault("append", callback.append)
+            callback.append = True
+
+
 def see_backups(callbacks):
     """Lets each `BackupAndRestore` restore an optimizer that is not built yet.
 

@@ -18,7 +18,8 @@ from tfdist.runtime.keras_hooks import queued_work
 from tfdist.runtime.variables.variables import Role
 
 NAMES = ("chief", "one", "two", "later")
-WEIGHT = types.SimpleNamespace(role=Role.PARAMETER)
+HERE = tf.config.list_logical_devices("CPU")[0].name
+WEIGHT = types.SimpleNamespace(role=Role.PARAMETER, name="weight")
 
 
 class Worker:
@@ -37,6 +38,9 @@ class Worker:
             call=lambda function, *args: function(*args),
             pulled_version=lambda shard: self.version,
             variables=[],
+            name_of=lambda name: f"{id(self)}/{name}",
+            devices=[HERE],
+            worker_device=HERE,
         )
         self.runtime = types.SimpleNamespace(
             store=store,

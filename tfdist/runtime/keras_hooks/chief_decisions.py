@@ -23,6 +23,7 @@ from tfdist.runtime.keras_hooks import fit_call
 from tfdist.runtime.keras_hooks import fit_callbacks
 from tfdist.runtime.keras_hooks import fit_position
 from tfdist.runtime.keras_hooks import fit_turns
+from tfdist.runtime.keras_hooks import rates_of_calls
 from tfdist.runtime.keras_hooks import values_between
 
 CHOICES = ("chief", "each")
@@ -64,11 +65,13 @@ class ChiefDecisions:
         # Whether the last call of `fit` that began is of a callback, within it.
         self._is_within = False
         self._values = values_between.ValuesBetween(
-            runtime, self._turns, self.is_chief, patience["start_timeout"]
+            runtime,
+            self._turns,
+            self._next_fit_number if self.is_chief else None,
+            patience["start_timeout"],
         )
+        self._rates = rates_of_calls.RatesOfCalls(runtime.store, membership)
         self._warned = self._warned_of_data = False
-        # Whether it has taken up what an earlier process of it had decided.
-        self._has_resumed = False
         self._told = self._store.worker_variable(
             tf.constant(fit_progress.Word().pack(), tf.float64), "told"
         )
@@ -77,6 +80,10 @@ class ChiefDecisions:
     def fit_number(self):
         """The number of the call of `fit` under way; 0 without one."""
         return 0 if self._fit is None else self._fit.number
+
+    def _next_fit_number(self):
+        """The same; between calls that of the next one."""
+        return self.fit_number or self._fits.number + 1
 
     @property
     def is_in_loop(self):
@@ -94,6 +101,14 @@ class ChiefDecisions:
         return self.is_passed or (
             self._fit is not None and self.position.is_completed
         )
+
+    @property
+    def comes_back(self):
+        """Whether an earlier process of this worker was in the call under way.
+
+        Or others, where this worker came late to it.
+        """
+        return self._fit is not None and self.position.comes_back
 
     def others_have_later_call(self):
         """Whether another worker has made a call of `fit` after that one."""
@@ -216,11 +231,8 @@ class ChiefDecisions:
             )
         self._fit = fit_call.FitCall(frame, number, call)
         self.position.watch(frame, number, fit_call.makes_all_when_built(model))
-        if self.is_chief and self._membership.former is not None:
-            former = self._membership.former.word
-            if former.number == number and not self._has_resumed:
-                self._has_resumed = True
-                self._fit.resume_rates(former)
+        if self.is_chief:
+            self._rates.resume(self._fit, self.takes_no_step)
         # A call in which nothing is left to do has been one all the same.
         call.has_ended |= self.position.is_over
         self._fits.watch(call, number)
@@ -236,6 +248,8 @@ class ChiefDecisions:
         # Not once more after a heartbeat: others may have begun the next one.
         self._runtime.coordination.leave_if_over()
         if fit.is_call:
+            if self.is_chief:
+                self._rates.note(fit)
             self._values.end(fit.model, fit.number, fit.averages)
             self._fits.close()
             # The others count who comes there. The model may be compiled in
@@ -373,6 +387,7 @@ class ChiefDecisions:
             return
         if self.is_chief:
             self._tell_rates(fit)
+            self._rates.note(fit)
         fit.is_in_loop, fit.has_ended = False, True
         self._values.end(fit.model, fit.number, fit.averages)
         self._runtime.work.leave()
@@ -431,6 +446,7 @@ class ChiefDecisions:
         values = self._values
         if self.is_chief:
             written = self._fits.word.written
+            fit.first_rates = fit.first_rates or fit.own_rates()
             self._tell(
                 written=fit.number if self._values.has_set else written,
                 reached=fit_progress.begun(fit.number),

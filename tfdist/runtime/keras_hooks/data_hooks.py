@@ -70,6 +70,8 @@ def before_data(runtime, before_training, request, shares):
     turn = warm_start.Turn(before_training)
     call = functools.partial(turn.call, call)
     runtime.chief_decisions.watch(frame, running)
+    if runtime.chief_decisions.comes_back:
+        callbacks.keep_rows(private_keras_calls.callbacks_of(frame))
     call = functools.partial(runtime.chief_decisions.call, call)
     runtime.watch(running, frame)
     is_guarded = runtime.recovery.is_needed or has_tables

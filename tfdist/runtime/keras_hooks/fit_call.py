@@ -32,6 +32,8 @@ class FitCall:
         # Variables with learning rates that are followed, and number of all.
         self.rates = []
         self._num_rates = 0
+        # Those that the script gives; None before they are known.
+        self.first_rates = None
         # Whether it ends by putting averages of weights in place, or has a
         # callback that waits for the others.
         self.averages = False
@@ -134,25 +136,23 @@ class FitCall:
         self.adopted = self.exchanges
         self._set_rates(told.rates)
 
-    def resume_rates(self, word):
-        """Sets the learning rates that a former process has told of this call.
-
-        Called before callbacks see that training begins.
+    def resume_rates(self, rates):
+        """Sets the learning rates that a former process has had in this call.
 
         Args:
-          word: Its `Word`.
+          rates: Floats; none where there were none.
         """
         self.find_rates()
-        here = [float(variable.numpy()) for variable in self.rates]
+        here = self.first_rates = self.own_rates()
         # Else of another model, or of optimizers that a step has made.
-        if len(word.rates) == len(here) and list(word.rates) != here:
+        if len(rates) == len(here) and tuple(rates) != here:
             logging.info(
                 "Goes on with the learning rates that the chief had set: %s. "
                 "Those of this script are %s.",
-                list(word.rates),
-                here,
+                list(rates),
+                list(here),
             )
-            self._set_rates(word.rates)
+            self._set_rates(rates)
 
     def _set_rates(self, rates):
         for variable, rate in zip(self.rates, rates, strict=False):

@@ -30,6 +30,7 @@ class FitPosition:
     Attributes:
       reads_backup: Whether the call under way has a BackupAndRestore.
       reads_checkpoint: Whether it has another callback that resumes.
+      comes_back: Whether this worker comes back to it, or to its end.
       is_completed: Whether a former process of this worker has made all steps
         of it, while others have not.
     """
@@ -37,7 +38,7 @@ class FitPosition:
     def __init__(self, turns, fits):
         self._turns = turns
         self._fits = fits
-        self.reads_backup = self.reads_checkpoint = False
+        self.reads_backup = self.reads_checkpoint = self.comes_back = False
         self.is_completed, self._may_be_completed = False, True
         # Where the call that is beginning goes on.
         self._start = _START
@@ -98,6 +99,7 @@ class FitPosition:
 
     def _find_start(self, number):
         start = self._find(number)
+        self.comes_back = start != _START
         self.is_completed = (
             start != fit_progress.OVER
             and self._may_be_completed

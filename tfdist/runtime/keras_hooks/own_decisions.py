@@ -11,7 +11,7 @@ class OwnDecisions:
     # Calls of `fit` have no number that all workers know.
     fit_number = number_of_order = 0
     # None is known to be over elsewhere, or to have more steps.
-    is_passed = takes_no_step = is_in_loop = False
+    is_passed = takes_no_step = comes_back = is_in_loop = False
     note_data = watch = look_again = await_readers = nothing
 
     def before_write(self, variable):
