@@ -414,8 +414,9 @@ def test_what_a_chief_sets_between_calls_counts_if_nobody_began_the_next(
     assert not decisions.before_write(WEIGHT)
     begin(worker)
     # Of a callback in the call that is over.
+    decisions._fits._call = types.SimpleNamespace(is_over=lambda: False)
     assert not decisions.before_write(WEIGHT)
-    decisions.close()
+    decisions._fits._call = None
     assert decisions.before_write(WEIGHT) == (others is None)
 
 

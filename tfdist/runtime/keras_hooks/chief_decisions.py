@@ -82,8 +82,8 @@ class ChiefDecisions:
         return 0 if self._fit is None else self._fit.number
 
     def _next_fit_number(self):
-        """The same; between calls that of the next one."""
-        return self.fit_number or self._fits.number + 1
+        """The number of the call under way; between calls that of the next."""
+        return self._fits.number + (not self._fits.is_running())
 
     @property
     def is_in_loop(self):
