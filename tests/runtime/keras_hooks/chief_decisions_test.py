@@ -102,7 +102,7 @@ def test_with_local_steps_a_callback_s_rate_lasts_until_an_exchange():
             worker.version += 1
             worker.runtime.journal.count += 1
             word = fit_progress.Word(fit_progress.begun(1), rates=(0.5,))
-            worker.chief_decisions._told.assign(word.pack())
+            worker.chief_decisions.chiefs_word._told.assign(word.pack())
 
     def call(exchanges):
         worker.chief_decisions.call(lambda function: function(exchanges), step)

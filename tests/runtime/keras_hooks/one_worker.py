@@ -115,10 +115,10 @@ class Worker:
         """Makes an exchange that brings what the chief tells."""
         self.version = pulled
         self.runtime.journal.count += 1
-        word = fit_progress.Word(**told).pack()
-        self.chief_decisions._told.assign(word)
-        self.chief_decisions._look(self.chief_decisions._fit)
-        return self.chief_decisions._fit
+        fit, word = self.chief_decisions._fit, self.chief_decisions.chiefs_word
+        word._told.assign(fit_progress.Word(**told).pack())
+        word.look(fit)
+        return fit
 
 
 def table(*words, state=MemberState.ALIVE, silent_for=0.0, arrivals=0):

@@ -132,8 +132,9 @@ class ExchangeBuilder:
             ]
             done += pull_response.join_pieces(store, responses)
             done += self._note_pulled(responses)
+            word = self._runtime.chief_decisions.chiefs_word
             done += [
-                self._runtime.chief_decisions.build_note(response.told)
+                word.build_note(response.told)
                 for response in responses
                 if response.told is not None
             ]
@@ -384,9 +385,10 @@ class ExchangeBuilder:
             figures = [*figures, *self._read_more(section)]
             if new is not None:
                 figures.append(tf.cast(tf.logical_not(new), tf.int64))
-            follows = shard == 0 and self._runtime.chief_decisions.follows
+            decisions = self._runtime.chief_decisions
+            follows = shard == 0 and decisions.follows
             if follows:
-                figures.append(self._runtime.chief_decisions.build_read())
+                figures.append(decisions.chiefs_word.build_read())
         effects = resources.effects(self._graph.get_operations()[before:])
         with tf.control_dependencies(
             effects + [v.op for v in values + figures]

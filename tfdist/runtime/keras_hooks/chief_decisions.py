@@ -12,13 +12,12 @@ import threading
 
 from absl import logging
 import keras
-import tensorflow as tf
 
 from tfdist import private_keras_calls
 from tfdist.cluster import fit_progress
 from tfdist.data_shares import data_number
 from tfdist.program_error import ProgramError
-from tfdist.runtime.exchange.pull_response import assign
+from tfdist.runtime.keras_hooks import chiefs_word
 from tfdist.runtime.keras_hooks import fit_call
 from tfdist.runtime.keras_hooks import fit_callbacks
 from tfdist.runtime.keras_hooks import fit_position
@@ -42,6 +41,7 @@ class ChiefDecisions:
 
     Attributes:
       position: The `FitPosition`.
+      chiefs_word: The `ChiefsWord`, which an exchange brings.
     """
 
     def __init__(
@@ -61,6 +61,9 @@ class ChiefDecisions:
             **patience,
         )
         self.position = fit_position.FitPosition(self._turns, self._fits)
+        self.chiefs_word = chiefs_word.ChiefsWord(
+            runtime.store, membership, runtime.journal
+        )
         self._fit = None
         # Whether the last call of `fit` that began is of a callback, within it.
         self._is_within = False
@@ -71,10 +74,7 @@ class ChiefDecisions:
             patience["start_timeout"],
         )
         self._rates = rates_of_calls.RatesOfCalls(runtime.store, membership)
-        self._warned = self._warned_of_data = False
-        self._told = self._store.worker_variable(
-            tf.constant(fit_progress.Word().pack(), tf.float64), "told"
-        )
+        self._warned = False
 
     @property
     def fit_number(self):
@@ -183,22 +183,12 @@ class ChiefDecisions:
             self._tell()
             self._turns.wait_for_others_to_begin(fit.number)
 
-    # In the training step.
-
     @property
     def follows(self):
         """Whether this worker follows the decisions of another one."""
         return not self.is_chief
 
-    def build_read(self):
-        """Builds the reading of what the chief tells, on the first server."""
-        return self._membership.tables[0].build_word(fit_turns.CHIEF)
-
-    def build_note(self, told):
-        """Builds the note of it on this worker; returns the operation."""
-        return assign(self._told.local_handle, told)
-
-    # Around it.
+    # Around a call, and its steps.
 
     def watch(self, frame, call):
         """Called when a call of `fit` is about to begin.
@@ -303,7 +293,7 @@ class ChiefDecisions:
             fit.find_rates()
             fit.find_averages()
         if not self.is_chief:
-            self._look(fit)
+            self._turns.chief_was_seen_at(self.chiefs_word.look(fit))
             if self._runtime.local.keeps_own_values:
                 # Now: what callbacks set after this step lasts.
                 fit.adopt_rates(may_last=True)
@@ -504,31 +494,6 @@ class ChiefDecisions:
 
     def _version(self):
         return int(self._store.pulled_version(0))
-
-    def _look(self, fit):
-        """Looks at what the chief had told at this worker's last exchange.
-
-        What it decided when it had seen an update counts after the next one:
-        so all who have the same updates follow at the same step, however fast
-        they are. What stays the same for two exchanges counts in any case, as
-        updates may be dropped.
-        """
-        exchanges = self._runtime.journal.count
-        if exchanges == fit.exchanges:
-            return
-        fit.exchanges, before = exchanges, fit.seen
-        told = fit.seen = fit_progress.Word.unpack(self._told.numpy())
-        self._turns.chief_was_seen_at(told.reached)
-        is_new = (told.stopped, told.rates) != (before.stopped, before.rates)
-        if is_new and told.version == self._version():
-            told = before
-        if told.number != fit.number:
-            return
-        fit.told = told
-        self._warned_of_data = self._warned_of_data or fit.data.warns(told.data)
-        if told.stopped == fit.number:
-            fit.stopped = True
-            fit.model.stop_training = True
 
     def _chief_decides(self, fit):
         """Whether the chief is there and trains, so that this worker goes on.

@@ -8,6 +8,7 @@ class OwnDecisions:
 
     # No decision of another worker is asked for.
     follows = False
+    chiefs_word = None
     # Calls of `fit` have no number that all workers know.
     fit_number = number_of_order = 0
     # None is known to be over elsewhere, or to have more steps.

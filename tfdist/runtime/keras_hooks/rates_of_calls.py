@@ -14,7 +14,7 @@ class RatesOfCalls:
     """The chief's rates by call, on the first server while its process lives.
 
     Args:
-      store: The `VariableStore`.
+      store: The `ParameterStore`.
       membership: The `Membership`.
     """
 
