@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 
+import tfdist
 from tfdist import cluster_metrics
 from tfdist.cluster.member_table import Member
 from tfdist.cluster.member_table import MemberState
@@ -80,6 +81,29 @@ def test_what_is_not_the_same_is_left_out(model, other):
 
 
 @pytest.mark.parametrize(
+    "make", [tfdist.AsyncStrategy, tfdist.AllReduceStrategy]
+)
+def test_each_model_has_metrics_of_its_own(make):
+    strategy = make()
+    with strategy.scope():
+        shared = keras.layers.Dense(1, kernel_initializer="zeros")
+        models = [
+            keras.Sequential([keras.Input([2]), layer])
+            for layer in (shared, keras.layers.Dense(1), shared)
+        ]
+        # The first and the last have the same weights.
+        for model in models:
+            model.compile("sgd", "mse", metrics=["mae"])
+    x = np.zeros([2, 2], "float32")
+    for number, model in enumerate(models, 1):
+        model.reset_metrics()
+        model.compute_metrics(x, x[:, :1], x[:, :1] + number)
+        strategy.publish_metrics(model)
+    found = [strategy.cluster_metrics(model)["mae"] for model in models]
+    assert found == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
     ("state", "silent_for", "counts"),
     [
         (MemberState.ALIVE, 0.0, True),
@@ -97,6 +121,7 @@ def test_workers_that_are_gone_do_not_count(model, state, silent_for, counts):
     strategy._membership = types.SimpleNamespace(
         read=lambda: [own, other], fits=types.SimpleNamespace(number=2)
     )
+    strategy.state = types.SimpleNamespace(numbers_of=lambda variables: [])
     mine = cluster_metrics.state(model, fit=2)
     more = {**mine, "values": [0.0, 0.0, 6.0, 2.0]}
     strategy.collect = lambda topic: {"me": mine, "other": more}

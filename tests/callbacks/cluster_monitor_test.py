@@ -56,10 +56,21 @@ class Evaluates(keras.callbacks.Callback):
         self.model.evaluate(x, x[:, :1], verbose=0)
 
 
+class TrainsAnother(keras.callbacks.Callback):
+    """Trains another model with the same metrics at the end of an epoch."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        other = compiled_model(self.model.distribute_strategy)
+        fit(other, ClusterMonitor(verbose=0), batches=2)
+
+
 @pytest.mark.nightly
-def test_metrics_are_those_of_training_though_a_callback_evaluates(model):
+@pytest.mark.parametrize("callback", [Evaluates, TrainsAnother])
+def test_metrics_are_those_of_training_whatever_a_callback_does(
+    model, callback
+):
     monitor = ClusterMonitor(verbose=0)
-    history = fit(model, Evaluates(), monitor, batches=2)
+    history = fit(model, callback(), monitor, batches=2)
     assert history["cluster_loss"] == pytest.approx(history["loss"])
 
 

@@ -18,8 +18,6 @@ from tfdist.cluster import reports
 from tfdist.cluster import termination
 from tfdist.runtime.checkpoint import table_export
 
-METRICS = "metrics"
-
 
 class TrainingMixin:
     """A mixin of `ParameterServerStrategy`."""
@@ -365,7 +363,8 @@ class TrainingMixin:
     def publish_metrics(self, model: keras.Model) -> None:
         """Leaves the state of this worker's metrics for `cluster_metrics`."""
         self.publish(
-            METRICS, cluster_metrics.state(model, self._last_fit_number())
+            cluster_metrics.topic(model, self.state),
+            cluster_metrics.state(model, self._last_fit_number()),
         )
 
     def cluster_metrics(self, model: keras.Model) -> dict[str, Any]:
@@ -375,8 +374,8 @@ class TrainingMixin:
         added up over the workers, as each has last left them with
         `publish_metrics`; the `ClusterMonitor` does so at the end of each
         epoch. Left out are workers that have failed or left, or that have last
-        left metrics of another call of `fit` (with `decisions="chief"`), of
-        other names or of other shapes.
+        left metrics of this model of another call of `fit` (with
+        `decisions="chief"`), of other names or of other shapes.
 
         Args:
           model: The compiled `keras.Model`.
@@ -385,7 +384,7 @@ class TrainingMixin:
           A dict of metric name to a float, or to nested lists of floats where
           the metric has several numbers.
         """
-        states = self.collect(METRICS)
+        states = self.collect(cluster_metrics.topic(model, self.state))
         for name in self._gone():
             states.pop(name, None)
         return cluster_metrics.total(

@@ -22,7 +22,6 @@ from tfdist.saving import refusals
 from tfdist.strategies import construction
 from tfdist.strategies import fault_tolerance as fault_tolerance_lib
 from tfdist.strategies import whole_cluster
-from tfdist.strategies.training import METRICS
 
 
 class StrategyWithoutServers(
@@ -262,7 +261,10 @@ class StrategyWithoutServers(
 
     def publish_metrics(self, model: keras.Model) -> None:
         """Leaves the state of this worker's metrics for `cluster_metrics`."""
-        self.publish(METRICS, cluster_metrics.state(model))
+        self.publish(
+            cluster_metrics.topic(model, self.state),
+            cluster_metrics.state(model),
+        )
 
     def cluster_metrics(self, model: keras.Model) -> dict[str, Any]:
         """The metrics over the data of this worker.
@@ -274,8 +276,8 @@ class StrategyWithoutServers(
           A dict of metric name to a float, or to nested lists of floats where
           the metric has several numbers.
         """
-        states = self.collect(METRICS).values()
-        return cluster_metrics.total(model, states)
+        states = self.collect(cluster_metrics.topic(model, self.state))
+        return cluster_metrics.total(model, states.values())
 
 
 def _end(reference):
