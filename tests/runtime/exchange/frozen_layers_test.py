@@ -8,6 +8,7 @@ import pytest
 
 from tests import nightly
 from tests.runtime.exchange import delay_test
+import tfdist
 
 _runs = itertools.count()
 X = np.linspace(-1.0, 1.0, 4 * delay_test.FEATURES, dtype="float32")
@@ -16,6 +17,20 @@ X = X.reshape([4, delay_test.FEATURES])
 
 def hidden():
     return keras.layers.Dense(2, kernel_initializer="ones", use_bias=False)
+
+
+def compiled(optimizer):
+    """A model whose optimizer knows all its weights."""
+    model = keras.Sequential(
+        [
+            keras.Input([delay_test.FEATURES]),
+            hidden(),
+            keras.layers.Dense(1, kernel_initializer="ones"),
+        ]
+    )
+    model.compile(optimizer, "mse")
+    model.optimizer.build(model.trainable_variables)
+    return model
 
 
 def trained(model, frozen):
@@ -43,18 +58,28 @@ def test_each_server_counts_steps_of_an_optimizer_that_update_others(number):
     worker.build(make_optimizer, [hidden])
     homes = {weight.value.shard for weight in worker.model.weights}
     assert homes == {0, 1}
-    plain = keras.Sequential(
-        [
-            keras.Input([delay_test.FEATURES]),
-            hidden(),
-            keras.layers.Dense(1, kernel_initializer="ones"),
-        ]
-    )
-    plain.compile(make_optimizer(), "mse")
-    plain.optimizer.build(plain.trainable_variables)
+    plain = compiled(make_optimizer())
     with worker.scope():
         seen = trained(worker.model, lambda model: model.layers[number])
     right = trained(plain, lambda model: model.layers[number])
+    assert_equal(seen, right)
+
+
+@pytest.mark.parametrize("number", nightly.also([0], [1]))
+def test_momentum_of_slim_goes_on_as_that_of_keras(number):
+    """That of one worker is Nesterov's. Other corrections begin anew."""
+    strategy = tfdist.DANAStrategy("slim", momentum=0.5)
+    with strategy.scope():
+        seen = trained(
+            compiled(keras.optimizers.SGD(0.01)),
+            lambda model: model.layers[number],
+        )
+    nesterov = keras.optimizers.SGD(0.01, momentum=0.5, nesterov=True)
+    right = trained(compiled(nesterov), lambda model: model.layers[number])
+    assert_equal(seen, right)
+
+
+def assert_equal(seen, right):
     for found, expected in zip(seen, right, strict=True):
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
