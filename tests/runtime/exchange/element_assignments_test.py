@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests import nightly
+from tests.runtime.exchange import delay_test
 import tfdist
 
 # By way: how a step assigns the first element, and what eight steps make of
@@ -74,6 +75,49 @@ def test_elements_that_steps_and_the_chief_assign_are_on_servers(
     expected = np.ones((4, 4))
     expected[0, 1], expected[2, 3] = 7.0, 2.0
     np.testing.assert_array_equal(layer.kernel.numpy(), expected)
+
+
+class Largest(keras.layers.Layer):
+    """Keeps the largest input that workers have seen, and a value of its own.
+
+    In place of assignments of weights, whose changes eager steps add up.
+    """
+
+    def build(self, shape):
+        self.largest = self.add_weight(
+            shape=(1,), initializer="zeros", trainable=False
+        )
+        self.factor = tf.Variable(0.0, trainable=False)
+
+    def call(self, x, training=False):
+        if training:
+            self.factor.assign(0.5)
+            peak = tf.IndexedSlices(
+                keras.ops.max(x)[None], tf.constant([0], tf.int32)
+            )
+            self.largest.value.scatter_max(peak)
+        return x
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_maxima_and_own_values_of_several_workers_do_not_add_up(eagerly):
+    workers = [
+        delay_test.VirtualWorker(f"largest/{eagerly}", number)
+        for number in range(2)
+    ]
+    for worker in workers:
+        worker.build(lambda: keras.optimizers.SGD(0.0), [Largest])
+        worker.model.run_eagerly = eagerly
+        worker.runtime.commit()
+    for worker, value in zip(workers, (3.0, 2.0), strict=True):
+        x = np.full([4, delay_test.FEATURES], value, "float32")
+        worker.step(x, x[:, :1])
+    for worker in workers:
+        worker.runtime.pull()
+        layer = worker.model.layers[0]
+        assert layer.largest.numpy().tolist() == [3.0]
+        assert layer.factor.numpy() == 0.5
 
 
 def test_elements_are_refused_where_other_assignments_are():
