@@ -77,6 +77,7 @@ flags.DEFINE_integer(
     1,
     "Seed of weights and the order of sequences. Group k uses seed + k.",
 )
+codistillation_flags.check_output_dir()
 flags.register_validator(
     "learning_rate",
     lambda value: 0 < value < math.inf,

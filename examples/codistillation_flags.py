@@ -112,6 +112,18 @@ def only_with(switch: str) -> None:
         )
 
 
+def check_output_dir() -> None:
+    """Has `--output_dir` refused where a file is in its place, or above it."""
+    flags.register_validator(
+        "output_dir",
+        lambda value: all(
+            path.is_dir() or not path.exists()
+            for path in (pathlib.Path(value), *pathlib.Path(value).parents)
+        ),
+        message="must be a directory, or the path of a new one.",
+    )
+
+
 def read_group(codistill: bool | None = None) -> codistillation.Group | None:
     """The group of this process; None where it is the only one.
 

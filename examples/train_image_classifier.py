@@ -90,6 +90,7 @@ flags.DEFINE_bool(
     "other.",
 )
 codistillation_flags.only_with("codistill")
+codistillation_flags.check_output_dir()
 flags.register_validator(
     "learning_rate",
     lambda value: 0 < value < float("inf"),

@@ -161,6 +161,7 @@ BAD_FLAGS = {
         ("", "--characters=0"): "0 is not a positive integer",
         ("", "--learning_rate=0"): "must be a positive, finite number",
         ("", "text"): "must be flags. Received: ['text']",
+        ("", f"--output_dir={__file__}"): "must be a directory, or the path",
         (GROUP, "--exchange=servers"): "flag --exchange=servers: every group "
         "must have parameter servers, such as tfdist launch --num_groups=2",
         (GROUP, "--characters=95"): "flag --characters=95: must be at least "
@@ -193,7 +194,7 @@ def test_bad_flags_are_refused_by_name(tmp_path, script):
         {},
         script=script,
         cases=[
-            (tf_config, f"{flags} --output_dir={tmp_path}")
+            (tf_config, f"--output_dir={tmp_path} {flags}")
             for tf_config, flags in cases
         ],
     )

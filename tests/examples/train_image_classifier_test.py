@@ -180,6 +180,8 @@ BAD_FLAGS = {
     "--straggler=1:-2": "`seconds` must be a finite number of at least 0",
     "--straggler=-1:2": "`workers` must be",
     "--straggler=1:0.5": "flag --straggler=1:0.5: must name a worker",
+    f"--output_dir={__file__}": f"flag --output_dir={__file__}: must be a dir",
+    f"--output_dir={__file__}/new": "must be a directory, or the path of a ",
     # Of another strategy than the chosen one.
     "--strategy=sync:lambda_0=1": "sync has the settings backup_workers=, "
     "on_drop=, correction=, local_steps=, communication=. Received: 'lambda_0'",
