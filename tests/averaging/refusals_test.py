@@ -43,6 +43,10 @@ BAD = {
         lambda: ParameterAveraging(True),
         "`period` .* must be an integer .*Received: period=True",
     ),
+    "a function of nothing as a period": (
+        lambda: ParameterAveraging(lambda: 3),
+        "`period` .* must be an integer .*or a function of the local step.",
+    ),
     "a class as local_steps": (
         lambda: tfdist.ParameterServerStrategy(local_steps=ParameterAveraging),
         "`local_steps` must be .*ParameterAveraging",
@@ -67,6 +71,20 @@ BAD = {
         lambda: AccruedGradients(outer_optimizer=0.1),
         "`outer_optimizer` of AccruedGradients must be a Keras opt.*"
         "Received: outer_optimizer=0.1",
+    ),
+    "a function of nothing as an optimizer": (
+        lambda: tfdist.DiLoCoStrategy(
+            outer_optimizer=lambda: keras.optimizers.SGD(1.0)
+        ),
+        "`outer_optimizer` of ParameterAveraging must be a Keras .* or a "
+        "function of the number of workers. Received: outer_optimizer=<func",
+    ),
+    "a function of more as an optimizer": (
+        lambda: ParameterAveraging(
+            outer_optimizer=lambda n, rate: keras.optimizers.SGD(rate / n)
+        ),
+        "`outer_optimizer` of ParameterAveraging must be a Keras .* or a "
+        "function of the number of workers. Received: outer_optimizer=<func",
     ),
     "a loss scale outside": (
         lambda: ParameterAveraging(

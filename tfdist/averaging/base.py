@@ -3,6 +3,7 @@
 import abc
 import copy
 import enum
+import inspect
 
 import keras
 import tensorflow as tf
@@ -210,7 +211,7 @@ def checked_period(owner, name, period):
     Raises:
       ValueError: It is refused.
     """
-    if callable(period):
+    if callable(period) and _takes_one(period):
         return period
     if not checks.is_count(period, 1):
         allowed = "an integer of at least 1 or a function of the local step"
@@ -235,6 +236,7 @@ _NOT_OUTER_CLASSES = {
     "Muon": "it tells weights by their paths",
     "ScheduleFreeAdamW": "its slots begin as the weights",
 }
+_OPTIMIZER = "a Keras optimizer, its name or its config"
 
 
 def is_factory(optimizer):
@@ -242,6 +244,33 @@ def is_factory(optimizer):
     return callable(optimizer) and not isinstance(
         optimizer, keras.optimizers.Optimizer | type
     )
+
+
+def check_factory(owner, name, factory):
+    """Refuses a function that is not one of the number of workers.
+
+    Args:
+      owner: Name of the class.
+      name: Name of the argument.
+      factory: What was received, for which `is_factory` holds.
+
+    Raises:
+      ValueError: It is refused.
+    """
+    if not _takes_one(factory):
+        allowed = f"{_OPTIMIZER}, or a function of the number of workers"
+        raise ValueError(checks.refusal(f"{owner}: {name}", allowed, factory))
+
+
+def _takes_one(function):
+    """Whether a function can be called with one argument, as far as known."""
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # It does not say.
+        return True
+    return True
 
 
 def keras_optimizer(owner, name, optimizer):
@@ -259,9 +288,8 @@ def keras_optimizer(owner, name, optimizer):
         # Of None, Keras makes None.
         return keras.optimizers.get(optimizer or "")
     except (TypeError, ValueError) as error:
-        allowed = "a Keras optimizer, its name or its config"
         raise ValueError(
-            checks.refusal(f"{owner}: {name}", allowed, optimizer)
+            checks.refusal(f"{owner}: {name}", _OPTIMIZER, optimizer)
         ) from error
 
 

@@ -86,7 +86,9 @@ class ParameterAveraging(base.LocalSteps):
             outer_optimizer = keras.optimizers.SGD(1.0)
         # A function is called when the number of workers is known.
         self._outer = outer_optimizer
-        if not base.is_factory(outer_optimizer):
+        if base.is_factory(outer_optimizer):
+            base.check_factory(owner, "outer_optimizer", outer_optimizer)
+        else:
             self._outer = base.optimizer_config(
                 owner, "outer_optimizer", outer_optimizer
             )
