@@ -1,5 +1,6 @@
 """Settings about failures are one object."""
 
+import functools
 import json
 
 import pytest
@@ -48,13 +49,40 @@ def test_nothing_given_is_the_default():
     assert lib.checked(None) == FaultTolerance()
 
 
-def test_a_misspelt_argument_is_answered_with_those_that_there_are():
-    with pytest.raises(
-        TypeError, match="SoftSyncStrategy got .*'k'.* are: s, n,"
-    ):
-        tfdist.SoftSyncStrategy(k=2)
-    with pytest.raises(TypeError, match="Did you mean `nonfinite`"):
-        tfdist.AsyncStrategy(nonfinit="drop")
+@pytest.mark.parametrize(
+    ("strategy", "given", "message"),
+    [
+        (tfdist.SoftSyncStrategy, "k", "SoftSyncStrategy got .*'k'.* are: s, "),
+        (tfdist.AsyncStrategy, "nonfinit", "Did you mean `nonfinite`"),
+        (
+            tfdist.SandblasterStrategy,
+            "portion_per_worker",
+            "Did you mean `portions_per_worker`.* are: cluster_resolver, "
+            "portions_per_worker, backup_after, fault_tolerance, seed.$",
+        ),
+        (
+            tfdist.SandblasterStrategy,
+            "start_timeout",
+            "Write fault_tolerance=tfdist.FaultTolerance.start_timeout=",
+        ),
+        (
+            functools.partial(tfdist.PipelineStrategy, 2),
+            "micro_batch",
+            "PipelineStrategy got .*Did you mean `micro_batches`.* are: "
+            "stages, .*, vertical_sync.$",
+        ),
+        (
+            functools.partial(tfdist.PipelineStrategy, 2),
+            "start_timeout",
+            "'start_timeout'. Its arguments are",
+        ),
+    ],
+)
+def test_a_misspelt_argument_is_answered_with_those_that_there_are(
+    strategy, given, message
+):
+    with pytest.raises(TypeError, match=message):
+        strategy(**{given: 2})
 
 
 def test_the_launchers_place_for_snapshots_counts_unless_one_is_given():

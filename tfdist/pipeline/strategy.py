@@ -7,11 +7,14 @@ from typing import Literal
 
 import keras
 import tensorflow as tf
+from typing_extensions import Unpack
 
 from tfdist import one_replica
 from tfdist import private_keras_building
 from tfdist.pipeline import pipelined
 from tfdist.pipeline import stages as stages_lib
+from tfdist.strategies import fault_tolerance
+from tfdist.strategies import options
 
 
 class PipelineStrategy(tf.distribute.Strategy):
@@ -64,7 +67,9 @@ class PipelineStrategy(tf.distribute.Strategy):
         devices: Sequence[Any] | None = None,
         recompute: bool = False,
         vertical_sync: bool = False,
+        **unknown: Unpack[options.Unknown],
     ):
+        fault_tolerance.refuse(unknown, type(self))
         self._options = {
             "micro_batches": micro_batches,
             "schedule": schedule,
@@ -103,6 +108,9 @@ class PipelineStrategy(tf.distribute.Strategy):
         pipelined.pipeline(model, self._stages, self._devices, **self._options)
         private_keras_building.build_for_new_iterator(model)
         return model
+
+
+options.write_out(PipelineStrategy, PipelineStrategy)
 
 
 class _PipelineExtended(one_replica.OneReplicaExtended):

@@ -161,7 +161,9 @@ def refuse(unknown: Iterable[str], strategy: type) -> None:
         return
     names = list(inspect.signature(strategy).parameters)
     hint = ""
-    if unknown[0] in inspect.signature(FaultTolerance).parameters:
+    if "fault_tolerance" in names and unknown[0] in (
+        inspect.signature(FaultTolerance).parameters
+    ):
         hint = (
             f" Write fault_tolerance=tfdist.FaultTolerance({unknown[0]}=...)."
         )

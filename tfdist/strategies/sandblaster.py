@@ -4,6 +4,7 @@ import contextlib
 from typing import Any
 
 import tensorflow as tf
+from typing_extensions import Unpack
 
 from tfdist import checks
 from tfdist.cluster import tf_config
@@ -14,6 +15,7 @@ from tfdist.saving import files
 from tfdist.saving import refusals
 from tfdist.strategies import construction
 from tfdist.strategies import fault_tolerance as fault_tolerance_lib
+from tfdist.strategies import options
 from tfdist.strategies import whole_cluster
 from tfdist.strategies.fault_tolerance import FaultTolerance
 
@@ -67,7 +69,9 @@ class SandblasterStrategy(whole_cluster.ClusterMixin, tf.distribute.Strategy):
         backup_after: float = 2.0,
         fault_tolerance: FaultTolerance | None = None,
         seed: int | None = None,
+        **unknown: Unpack[options.Unknown],
     ):
+        fault_tolerance_lib.refuse(unknown, type(self))
         portions_per_worker = checks.count(
             "portions_per_worker", portions_per_worker
         )
@@ -200,3 +204,6 @@ class SandblasterStrategy(whole_cluster.ClusterMixin, tf.distribute.Strategy):
         See `ParameterServerStrategy.own_files`.
         """
         return self._files.own()
+
+
+options.write_out(SandblasterStrategy, SandblasterStrategy)
