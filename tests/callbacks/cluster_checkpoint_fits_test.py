@@ -173,6 +173,23 @@ def test_script_that_compiles_again_is_resumed(tmp_path, make_strategy):
     assert_same(found, expected)
 
 
+@pytest.mark.nightly
+def test_script_that_trains_two_models_is_resumed(tmp_path):
+    """The first one takes no step then, and has slots of an outer optimizer."""
+    for expected in (0, 1):
+        strategy = tfdist.DiLoCoStrategy(period=2)
+        with strategy.scope():
+            models = [
+                compiled(keras.Sequential([keras.Input([4]), layer]), SGD())
+                for layer in (keras.layers.Dense(1), keras.layers.Dense(1))
+            ]
+        x = np.ones([4, 4], "float32")
+        for number, model in enumerate(models):
+            checkpoint = ClusterCheckpoint(tmp_path / str(number))
+            model.fit(x, 0 * x[:, :1], verbose=0, callbacks=[checkpoint])
+            assert checkpoint.resumed_epoch == expected
+
+
 def test_later_fit_keeps_what_was_set_since_the_checkpoint(tmp_path):
     strategy, model = start(tfdist.AsyncStrategy, SGD, perceptron)
     _saved(model, tmp_path)

@@ -291,9 +291,10 @@ class TrainingState(tf.train.experimental.PythonState):
           model: The `keras.Model`.
         """
         if getattr(model.optimizer, "built", False):
-            self._runtime.local.own_parts(
-                model.optimizer, [v.value for v in model.trainable_variables]
-            )
+            variables = [v.value for v in model.trainable_variables]
+            # As a step: an optimizer says of slots what they are of.
+            with model.distribute_strategy.scope():
+                self._runtime.local.own_parts(model.optimizer, variables)
 
     def numbers_of(self, variables):
         """Positions of variables among those on servers, ints or None.
