@@ -11,3 +11,9 @@ __all__ = ["cluster", "float64", "zygote"]
 @pytest.fixture(scope="module")
 def strategy():
     return tfdist.SandblasterStrategy(portions_per_worker=5)
+
+
+@pytest.fixture
+def alone():
+    """A strategy of the test's own."""
+    return tfdist.SandblasterStrategy(portions_per_worker=5)

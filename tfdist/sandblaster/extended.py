@@ -9,7 +9,6 @@ from tfdist import quiet
 from tfdist import running_fit
 from tfdist.data_shares import shares
 from tfdist.saving import callbacks
-from tfdist.saving import files as files_lib
 from tfdist.saving import models
 
 
@@ -29,7 +28,6 @@ class SandblasterExtended(one_replica.WorkerExtended):
         self._training = training
         self._config = config
         self._files = files
-        self._written_before = files_lib.WrittenBefore()
 
     # Variables.
 
@@ -78,12 +76,9 @@ class SandblasterExtended(one_replica.WorkerExtended):
         if purpose == "train":
             callbacks.see_ends(private_keras_calls.callbacks_of(frame))
             call = self._training.watch(frame, running_fit.begin(frame))
-        files = self._files
-        if self._config.is_chief and self._training.leaves_out:
-            files = self._written_before
-        if files.is_shared or isinstance(model, models.SavedByChief):
-            models.see(model, files)
+        self._training.left_out.see(model)
         if call is None:
+            self._training.left_out.warn(model)
             return None
         guarded_steps.guard(model, self._training.call)
         # A number of 0 would mean none.

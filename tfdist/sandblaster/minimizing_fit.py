@@ -235,6 +235,7 @@ class MinimizingFit:
             self._kept = training.over_losses(self._gradients.values)
         loaded = self._model.optimizer.take_loaded()
         training.over_losses(lambda: self._begin_together(loaded))
+        training.left_out.remove(self._model)
 
     def _begin_together(self, loaded):
         """Begins on the servers; others see whether they do the same."""

@@ -16,6 +16,7 @@ from tfdist.sandblaster import evaluation as evaluation_lib
 from tfdist.sandblaster import fence as fence_lib
 from tfdist.sandblaster import followers
 from tfdist.sandblaster import iteration_snapshots
+from tfdist.sandblaster import left_out_models
 from tfdist.sandblaster import minimizer as minimizer_lib
 from tfdist.sandblaster import minimizing_fit
 from tfdist.sandblaster import portion_worker
@@ -41,10 +42,12 @@ class SandblasterTraining:
         number of workers.
       patience: As of `WorkQueue`.
       tolerance: The `FaultTolerance`.
+      files: The `Files` of this task.
 
     Attributes:
       board: The `SharedRecord` of the portions.
       followers: The `Followers`.
+      left_out: The `LeftOutModels`.
       iterations: Results of the iterations that this worker has seen, a list
         of dicts; see `Coordinator.iterate`.
     """
@@ -58,6 +61,7 @@ class SandblasterTraining:
         portions_per_worker,
         patience,
         tolerance,
+        files,
     ):
         self._strategy = weakref.ref(strategy)
         self._config = config
@@ -98,6 +102,7 @@ class SandblasterTraining:
         self._snapshots = iteration_snapshots.IterationSnapshots(
             namespace, self._devices, self._here
         )
+        self.left_out = left_out_models.LeftOutModels(config, files)
         # The last call of `fit` and its number; and by model what the servers
         # hold.
         self._fit, self._number = None, -1
@@ -134,6 +139,7 @@ class SandblasterTraining:
             self.over_losses(lambda: self.followers.note(ended))
         if is_past:
             _tell_left_out(number, fit, is_from_snapshot)
+            self.left_out.add(private_keras_calls.model_of(frame), number)
         if self._fit is not None:
             self._fit.release()
         self._fit = minimizing_fit.MinimizingFit(
@@ -143,11 +149,6 @@ class SandblasterTraining:
         if fit == number and board.get("done"):
             self._fit.go_on(frame, board, is_from_snapshot)
         return number
-
-    @property
-    def leaves_out(self):
-        """Whether the chief's process before had ended the last call."""
-        return self._fit is not None and self._fit.is_past
 
     def _known(self):
         """The call of `fit` under way.
@@ -243,7 +244,12 @@ class SandblasterTraining:
         Returns:
           A tuple: the `PortionWorker`, the `Coordinator` (None on other tasks
           than the chief), and the description of the call.
+
+        Raises:
+          ProgramError: The model has untrained weights, see `LeftOutModels`.
         """
+        if self._config.is_chief and name is None:
+            self.left_out.check(model, number)
         held = self._models.get(model)
         settings = model.optimizer.get_config()
         if (

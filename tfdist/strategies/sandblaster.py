@@ -103,6 +103,7 @@ class SandblasterStrategy(whole_cluster.ClusterMixin, tf.distribute.Strategy):
             portions_per_worker,
             backup_after,
             tolerance,
+            self._files,
         )
         self._barriers = barriers.Barriers(
             connections.membership, config, tolerance
