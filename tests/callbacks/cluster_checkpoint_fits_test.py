@@ -161,7 +161,11 @@ def _tuned(make_strategy, tmp_path):
     "make_strategy",
     nightly.also(
         [lambda: tfdist.ParameterAveragingStrategy(period=2)],
-        [tfdist.AsyncStrategy, lambda: tfdist.DiLoCoStrategy(period=2)],
+        [
+            tfdist.AsyncStrategy,
+            lambda: tfdist.DiLoCoStrategy(period=2),
+            lambda: tfdist.PeerToPeerStrategy("threshold(tau=0.05)"),
+        ],
     ),
 )
 def test_script_that_compiles_again_is_resumed(tmp_path, make_strategy):

@@ -77,9 +77,8 @@ class Replica(keras.callbacks.Callback):
 
 def residual(strategy):
     """The residual of the newest model's codec, a list; zeros without one."""
-    for reference in reversed(strategy._engine.variables):
-        variable = reference()
-        if variable is not None and "residual" in variable.name:
+    for variable in reversed([*strategy._engine.named.values()]):
+        if "residual" in variable.name:
             return variable.numpy().tolist()
     return [0.0] * (ROWS * COLUMNS)
 

@@ -45,6 +45,7 @@ class Engine:
         shared variables, on this worker alone.
       update: The `UpdateBuilder` of the step that is being built, or None.
       variables: Weak references to all variables, in order of creation.
+      named: Those of the engine's own, by their names in a saved state.
       places: Counts those that are shared, of layers and own code, and
         optimizers.
     """
@@ -77,6 +78,7 @@ class Engine:
         # Steps of this worker when all had last met.
         self._met_at = 0
         self.variables = []
+        self.named = weakref.WeakValueDictionary()
         # Weak references to those that a `tf.function` which a step may call
         # has assigned, by `id`: TensorFlow does not trace it again there.
         self.assigned_within = {}
@@ -247,6 +249,10 @@ class Engine:
     def make_lane(self, optimizer, variables, states, have_rows):
         """Makes a `Lane`; see there."""
         return lane_lib.Lane(self, optimizer, variables, states, have_rows)
+
+    def names_of(self, optimizers):
+        """Beginnings of names in `named` that belong to optimizers, a list."""
+        return []
 
     # Optimizers accumulate means of all workers' gradients.
     sums_own_gradients = False

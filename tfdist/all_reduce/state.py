@@ -2,13 +2,18 @@
 
 import contextlib
 import io
+import re
 
+from absl import logging
 import numpy as np
 import tensorflow as tf
 
 from tfdist import null_methods
 from tfdist import saved_state
 from tfdist.all_reduce.variables import Kind
+
+# Names of the state of a codec, which had a number in earlier versions.
+_OF_CODEC = re.compile(r"tfdist/.*/lane\d+/\d+/")
 
 
 class AllReduceState(tf.train.experimental.PythonState):
@@ -42,8 +47,10 @@ class AllReduceState(tf.train.experimental.PythonState):
         arrays = {
             f"variable/{number}": variable.numpy()
             for number, variable in found.items()
-            if everything or variable.is_seed or variable.is_hidden
+            if everything or variable.is_seed
         }
+        for name, variable in self._engine.named.items():
+            arrays[name] = variable.numpy()
         header = {
             "updates": self._engine.journal.updates,
             "num_workers": self._engine.config.num_workers,
@@ -71,8 +78,8 @@ class AllReduceState(tf.train.experimental.PythonState):
         Raises:
           ModelMismatchError: It is of other variables.
         """
+        arrays, known = _without_codecs(saved)
         for number, variable in self._variables():
-            known = saved.header["variables"]
             there = known[number] if number < len(known) else None
             mine = _signature(variable)
             if there is not None and there[1:] != mine[1:]:
@@ -81,11 +88,14 @@ class AllReduceState(tf.train.experimental.PythonState):
                     f"difference, variable number {number}: here {mine}; "
                     f"saved {there}."
                 )
-        self._saved = dict(saved.arrays)
-        self._signatures = saved.header["variables"]
+        # What lanes of other models have yet to take.
+        left = {k: v for k, v in self._saved.items() if k.startswith("codec/")}
+        self._saved, self._signatures = {**left, **arrays}, known
         self._engine.journal.set_updates(saved.header["updates"])
         for number, variable in self._variables():
-            self._put(number, variable)
+            self._put(f"variable/{number}", variable)
+        for name, variable in self._engine.named.items():
+            self._put(name, variable)
 
     def variable_was_made(self, variable):
         """Called when a variable has been made.
@@ -93,6 +103,9 @@ class AllReduceState(tf.train.experimental.PythonState):
         Raises:
           ModelMismatchError: The saved state has another one in its place.
         """
+        if variable.saved_as is not None:
+            self._put(variable.saved_as, variable)
+            return
         number = len(self._engine.variables) - 1
         if f"variable/{number}" in self._saved:
             there, mine = self._signatures[number], _signature(variable)
@@ -103,13 +116,20 @@ class AllReduceState(tf.train.experimental.PythonState):
                     "that saved it has made variables in its steps: build "
                     "metrics and further optimizers before `fit`."
                 )
-        self._put(number, variable)
+        self._put(f"variable/{number}", variable)
 
-    def _put(self, number, variable):
-        value = self._saved.pop(f"variable/{number}", None)
+    def _put(self, name, variable):
+        value = self._saved.pop(name, None)
         is_chief = self._engine.is_chief
         if value is None:
             return
+        there, mine = [value.dtype.name, [*value.shape]], _signature(variable)
+        if variable.saved_as is not None and there != mine[1:]:
+            raise saved_state.ModelMismatchError(
+                f"The state of a codec is {mine}; in the checkpoint that was "
+                f"restored it is {there}, that of another codec or of one with "
+                "other settings."
+            )
         if variable.kind is Kind.OWN and not (is_chief or variable.is_seed):
             if not variable.is_accumulator:
                 return
@@ -139,9 +159,10 @@ class AllReduceState(tf.train.experimental.PythonState):
         return [numbers.get(id(variable)) for variable in variables]
 
     def arrays_of(self, variables, optimizers):
-        """Names of the arrays of variables; there are no outer optimizers."""
+        """Names of the arrays of variables, and of codecs of optimizers."""
         numbers = self.numbers_of(variables)
-        return [f"variable/{k}" for k in numbers if k is not None]
+        names = [f"variable/{k}" for k in numbers if k is not None]
+        return [*names, *self._engine.names_of(optimizers)]
 
     # Of a call of `fit`, for callbacks: none here has a number that all workers
     # know, or is over elsewhere.
@@ -176,6 +197,39 @@ class AllReduceState(tf.train.experimental.PythonState):
           string_value: Bytes.
         """
         self.restore(saved_state.read(io.BytesIO(string_value)))
+
+
+def _without_codecs(saved):
+    """Arrays and signatures without the state of codecs that has a number.
+
+    Raises:
+      ModelMismatchError: It has that of other variables.
+    """
+    arrays, signatures = dict(saved.arrays), saved.header["variables"]
+    numbers = [
+        number
+        for number, one in enumerate(signatures)
+        if one is not None and _OF_CODEC.match(one[0])
+    ]
+    if not numbers:
+        return arrays, signatures
+    if any(
+        signatures[k]
+        for k in range(numbers[0], len(signatures))
+        if k not in numbers
+    ):
+        raise saved_state.ModelMismatchError(
+            "The checkpoint is of an earlier version of tfdist, in which the "
+            "state of a codec had the number of a variable, and has variables "
+            "with numbers after it: these have other numbers now."
+        )
+    logging.warning(
+        "The checkpoint is of an earlier version of tfdist: what its codec "
+        "has kept back is not in it by name, and begins again at zero."
+    )
+    for number in numbers:
+        arrays.pop(f"variable/{number}", None)
+    return arrays, signatures[: numbers[0]]
 
 
 def _signature(variable):

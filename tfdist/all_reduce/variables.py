@@ -70,8 +70,9 @@ class WorkerVariable(private_tensorflow.ResourceVariable):
         self.is_agreed = False
         # Whether a warning has said that steps assign it on this worker alone.
         self.is_told_as_own = False
-        # Whether it is the engine's own, which Keras does not save.
-        self.is_hidden = False
+        # Of the engine's own, which Keras does not know: its name in a saved
+        # state, where others have their number.
+        self.saved_as = None
         # Of an optimizer's number of steps: the steps of an update of own
         # gradients, and else 1.
         self.steps_of_update = 1

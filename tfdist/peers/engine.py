@@ -139,12 +139,23 @@ class PeerEngine(engine_lib.Engine):
             return {}
         worker = self.roster.worker_id
         state = self.codec.state(group.size, group.dtype, worker)
+        # Another run may not make the lanes that this one has made before.
+        place = f"{self.first_steps.name_of(-1)}/{group.dtype.name}"
         return {
-            key: self._variable(value, f"{name}/{key}")
+            key: self._variable(value, f"{name}/{key}", f"{place}/{key}")
             for key, value in state.items()
         }
 
-    def _variable(self, value, name):
+    def names_of(self, optimizers):
+        """Beginnings of names in `named` that belong to optimizers, a list."""
+        return [
+            self.first_steps.name_of(number)
+            for number, reference in enumerate(self._made)
+            if (lane := reference()) is not None
+            and any(lane.optimizer is one for one in optimizers)
+        ]
+
+    def _variable(self, value, name, saved_as):
         """A variable of this worker's own that Keras does not know of."""
         strategy = self._strategy()
         made = variables_lib.WorkerVariable(
@@ -155,8 +166,8 @@ class PeerEngine(engine_lib.Engine):
             trainable=False,
             name=name,
         )
-        made.is_hidden = True
-        self.variables.append(weakref.ref(made))
+        made.saved_as = saved_as
+        self.named[saved_as] = made
         strategy.extended.on_variable(made)
         return made
 

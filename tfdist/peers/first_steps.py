@@ -5,6 +5,7 @@ when they make a lane, and compare which variables it trains: updates never
 reach other variables, even of the same shape.
 """
 
+import hashlib
 import json
 import zlib
 
@@ -76,6 +77,11 @@ class FirstSteps:
             )
         self.lanes.append(numbers)
         self.slots.append(slots)
+
+    def name_of(self, lane):
+        """Text of what a lane trains, the same in a run that is resumed."""
+        numbers = json.dumps(self.lanes[lane]).encode()
+        return f"codec/{hashlib.sha256(numbers).hexdigest()[:16]}"
 
     def was_at_join(self, lane):
         """Whether a lane was in the snapshot: the others have it already."""
