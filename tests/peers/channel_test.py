@@ -213,6 +213,38 @@ def test_the_rate_is_the_chief_s(receiver, sender, rate):
     assert receiver.rate.numpy() == rate
 
 
+@pytest.mark.parametrize("codec", nightly.also([None], [Threshold(1.0)]))
+def test_a_rate_that_changes_without_an_update_is_sent(codec):
+    """Others may train on while the chief's own rate is 0."""
+    chief, other = Receiver(codec), Receiver(codec)
+    exchange = tf.function(chief.channel.exchange, autograph=False)
+    for rate, sent in ((0.5, 0), (0.0, 1), (0.0, 1)):
+        vector, is_other, *_ = exchange(
+            ONES, ONES, tf.constant(rate, tf.float64)
+        )
+        np.testing.assert_array_equal(vector, ONES)
+        assert not is_other
+        assert chief.channel.sent == sent
+    sender = chief.channel.transport.senders[0]
+    wait_until(lambda: sender._in_flight, lambda: "a message is on its way")
+    (news,) = sender._in_flight
+    header = [0, INCARNATION, *news.header[messages.FIRST :]]
+    other.channel.transport.inbox.put([header, *news[1:]])
+    other.receive()
+    assert other.rate.numpy() == 0.0
+    assert other.sum() == 0.0
+    for one in (chief, other):
+        one.channel.transport.close()
+
+
+def test_others_send_no_rate_without_an_update(receiver):
+    receiver.channel._roster.worker_id = 1
+    exchange = tf.function(receiver.channel.exchange, autograph=False)
+    for rate in (0.5, 0.0):
+        exchange(ONES, ONES, tf.constant(rate, tf.float64))
+    assert receiver.channel.sent == 0
+
+
 @pytest.mark.parametrize(
     ("codec", "rate"),
     nightly.also(

@@ -43,6 +43,8 @@ class Channel:
         hidden = private_tensorflow.hidden_variable
         # The parameters, while a step is changing them.
         self._flat = hidden(tf.zeros([group.size], group.dtype))
+        # Of the last step.
+        self._last_rate = hidden(tf.constant(np.nan, tf.float64))
         # A function of its own: else TensorFlow takes the shapes that a branch
         # of decoding expects for those of all messages, and counts wrong bytes.
         self._decode = tf.function(
@@ -104,10 +106,17 @@ class Channel:
             self._flat.assign(after, read_value=False)
         else:
             self._flat.assign(before, read_value=False)
+        is_news = self._is_news(rate)
         sent = tf.cond(
             changed,
-            lambda: self._send(before, after, rate),
-            lambda: tf.zeros([], tf.int64),
+            lambda: self._send(before, after, rate, is_news),
+            lambda: self._enqueue(
+                tf.ones([], tf.float64),
+                base.nothing(self.group.dtype),
+                rate,
+                before,
+                is_news,
+            ),
         )
         count, size, staleness = self.receive()
         other = count > 0
@@ -115,7 +124,16 @@ class Channel:
             other = other | changed
         return self._flat.read_value(), other, sent, count, size, staleness
 
-    def _send(self, before, after, rate):
+    def _is_news(self, rate):
+        """Builds whether others have to hear of a rate, whatever is sent."""
+        if self._rate is None or self._roster.worker_id:
+            return tf.constant(False)
+        last = self._last_rate.read_value()
+        self._last_rate.assign(rate, read_value=False)
+        # All begin with the chief's.
+        return ~tf.math.is_nan(last) & tf.not_equal(last, rate)
+
+    def _send(self, before, after, rate, is_news):
         update = before - after
         if self._codec is None:
             scale = tf.ones([], tf.float64)
@@ -130,13 +148,8 @@ class Channel:
             for key, value in state.items():
                 self._codec_state[key].assign(value, read_value=False)
             self._decode(*message, scale)
-        if not self._roster.others:
-            return tf.zeros([], tf.int64)
-        return tf.cond(
-            base.is_nothing(message),
-            lambda: tf.zeros([], tf.int64),
-            lambda: self._enqueue(scale, message, rate, before),
-        )
+        is_sent = is_news | ~base.is_nothing(message)
+        return self._enqueue(scale, message, rate, before, is_sent)
 
     def _encode(self, update, rate):
         """Builds a message with the codec, and the codec's next state."""
@@ -159,10 +172,18 @@ class Channel:
     def _read_codec_state(self):
         return {k: v.read_value() for k, v in self._codec_state.items()}
 
-    def _enqueue(self, scale, message, rate, before):
-        change = message.values
-        if self._codec is not None:
-            change = before - self._flat.read_value()
+    def _enqueue(self, scale, message, rate, before, is_sent):
+        """Builds the way of a message to the threads, on a condition."""
+        if not self._roster.others:
+            return tf.zeros([], tf.int64)
+        return tf.cond(
+            is_sent,
+            lambda: self._put(scale, message, rate, before),
+            lambda: tf.zeros([], tf.int64),
+        )
+
+    def _put(self, scale, message, rate, before):
+        change = before - self._flat.read_value()
         # The sum of all updates with random signs: see `epoch_check`.
         checksum = checksums.of_update(change, self._signs)
         own = self._own.assign_add(tf.stack([1, checksum]))
