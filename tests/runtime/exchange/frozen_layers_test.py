@@ -5,6 +5,7 @@ import itertools
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests import nightly
 from tests.runtime.exchange import delay_test
@@ -83,3 +84,26 @@ def assert_equal(seen, right):
     for found, expected in zip(seen, right, strict=True):
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_each_server_counts_steps_that_train_tf_variables_of_others():
+    run = f"frozen_layers_test/{next(_runs)}"
+    worker = delay_test.VirtualWorker(run, 0, num_servers=2)
+    with worker.scope():
+        heads = [tf.Variable(0.0, name=f"head{k}") for k in range(2)]
+        optimizer = keras.optimizers.SGD(
+            keras.optimizers.schedules.PiecewiseConstantDecay(
+                [0, 1], [1.0, 0.5, 0.25]
+            )
+        )
+        optimizer.build(heads)
+    assert {head.shard for head in heads} == {0, 1}
+
+    @tf.function
+    def train(number):
+        head = heads[number]
+        worker.run(lambda: optimizer.apply([tf.ones([])], [head]))
+
+    for number in (0, 1, 0):
+        train(number)
+    assert [float(head) for head in heads] == [-1.25, -0.5]

@@ -60,7 +60,9 @@ def _trained_by(optimizer, counter):
     if counter is None:
         return []
     values = [
-        variable.value for variable in private_keras.trained_by(optimizer)
+        # A `tf.Variable` of the user's own has a method of that name.
+        variable.value if isinstance(variable, keras.Variable) else variable
+        for variable in private_keras.trained_by(optimizer)
     ]
     return [
         value
