@@ -287,11 +287,11 @@ class CoordinatedExchange(exchange.ExchangeBuilder):
                 self._ledger, request, taken, staleness=staleness, worker=worker
             )
 
-        def update(gradients, settings):
+        def update(taken):
             sent = list(request.sent)
-            for position, value in gradients.items():
+            for position, value in taken.items():
                 sent[position] = value
-            with request.section.with_settings(settings):
+            with request.section.with_settings(staged.settings(taken)):
                 self._update(request, updates, sent, version)
             self._ledger.updates(request.shard).add(1)
 
@@ -311,8 +311,7 @@ class CoordinatedExchange(exchange.ExchangeBuilder):
 
         def gradient():
             if not self._method.averages:
-                taken = take()
-                update(taken, staged.settings(taken))
+                update(take())
                 return
             if_(
                 tf.not_equal(key, state_lib.NO_GRADIENT),
@@ -321,7 +320,7 @@ class CoordinatedExchange(exchange.ExchangeBuilder):
             sums = staged.sums
 
             def average():
-                update(sums.average(count), sums.settings())
+                update(sums.average(count))
                 self._rows.build_note_size(request.shard, count)
 
             if_(count > 0, average)

@@ -21,29 +21,29 @@ class GradientBuffer:
         self._ledger = ledger
         self._device = device
         self._request = request
-        found = {}
-        for replay in request.replays:
-            found.update(dict.fromkeys(replay.arguments))
         # Positions, or pairs of them, of what is averaged: no duplicates.
+        averaged, settings = {}, dict.fromkeys(request.settings.values())
+        for replay in request.replays:
+            averaged.update(dict.fromkeys(replay.arguments))
+            settings.update(dict.fromkeys(replay.settings))
         if request.weight is not None:
-            found[request.weight] = None
-        self.gradients = list(found)
-        positions = [p for one in self.gradients for p in positions_of(one)]
-        self._positions = [
-            *positions,
-            *request.copies.values(),
-            *request.settings.values(),
-        ]
+            averaged[request.weight] = None
+        gradients = _flat(averaged)
+        settings = [p for p in _flat(settings) if p not in gradients]
+        self._positions = [*gradients, *request.copies.values(), *settings]
         self._dtypes = [request.sent[p].dtype for p in self._positions]
         self._key = request.extra[0]
         # Others' gradients may be of other numbers of rows.
         self._in_rows = {
             position
-            for one in self.gradients
+            for replay in request.replays
+            for one in (*replay.arguments, *replay.settings)
             if isinstance(one, tuple)
             for position in (*one, request.copies.get(one))
         }
-        self.sums = Sums(ledger, request, self.gradients)
+        self.sums = Sums(
+            ledger, request, list(averaged), settings, self._in_rows
+        )
 
     def keep(self):
         """Keeps this worker's gradients; returns the operation."""
@@ -132,15 +132,18 @@ class Sums:
       ledger: The `Ledger`.
       request: The `PushRequest`.
       gradients: List of positions, or pairs of positions.
+      settings: Positions of what is kept of one worker.
+      in_rows: Positions of what may have another number of rows.
     """
 
-    def __init__(self, ledger, request, gradients):
+    def __init__(self, ledger, request, gradients, settings, in_rows):
         self._ledger = ledger
         self._request = request
         self._gradients = gradients
+        self._settings = settings
+        self._in_rows = in_rows
         # The same in all traces of all workers, as positions need not be.
-        positions = [p for one in gradients for p in positions_of(one)]
-        self._numbers = {p: number for number, p in enumerate(positions)}
+        self._numbers = {p: number for number, p in enumerate(_flat(gradients))}
 
     def _handle(self, position, shape):
         return self._ledger.resource(
@@ -161,8 +164,8 @@ class Sums:
         Where gradients have weights, they are multiplied by them. Settings
         are kept of the worker with the lowest number.
         """
-        mine = list(self._request.settings.values())
-        settings = [worker, *(taken[position] for position in mine)]
+        settings = [taken[position] for position in self._settings]
+        settings = [worker, *settings] if settings else []
         taken = self._weighed(self._widened(taken))
         dense = [g for g in self._gradients if not isinstance(g, tuple)]
         sparse = [g for g in self._gradients if isinstance(g, tuple)]
@@ -174,7 +177,7 @@ class Sums:
             return True
 
         def go_on():
-            self._set_settings(self._of_lower(settings))
+            self._set_lower(settings)
             for position in dense:
                 tf.raw_ops.AssignAddVariableOp(
                     resource=self._handle(position, taken[position].shape),
@@ -186,6 +189,9 @@ class Sums:
                 self._assign(position, rows)
             return True
 
+        self._cond(first > 0, begin, go_on)
+
+    def _cond(self, condition, begin, go_on):
         def on_server(build):
             def built():
                 with self._request.section.entered():
@@ -193,7 +199,7 @@ class Sums:
 
             return built
 
-        tf.cond(first > 0, on_server(begin), on_server(go_on))
+        tf.cond(condition, on_server(begin), on_server(go_on))
 
     def _widened(self, taken):
         return {
@@ -214,64 +220,51 @@ class Sums:
         }
 
     def _setting_handles(self):
-        """Of the number of a worker, and its settings: pairs with a type."""
-        dtypes = [tf.int64]
-        dtypes += [
-            self._request.sent[position].dtype
-            for position in self._request.settings.values()
-        ]
+        """Of the number of a worker, and of its settings, a list."""
+        if not self._settings:
+            return []
+        sent = self._request.sent
+        kinds = [(tf.int64, [])]
+        kinds += [(sent[p].dtype, self._shape(p)) for p in self._settings]
         return [
-            (
-                self._ledger.resource(
-                    self._request.shard, f"setting/{number}", dtype, []
-                ),
-                dtype,
+            self._ledger.resource(
+                self._request.shard, f"setting/{number}", *kind
             )
-            for number, dtype in enumerate(dtypes)
+            for number, kind in enumerate(kinds)
         ]
 
     def _set_settings(self, values):
-        if self._request.settings:
-            handles = self._setting_handles()
-            for (handle, _), value in zip(handles, values, strict=True):
-                tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+        for handle, value in zip(self._setting_handles(), values, strict=True):
+            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+
+    def _set_lower(self, values):
+        """Keeps settings of a worker of a lower number than that of others."""
+        if not values:
+            return
+        known = tf.raw_ops.ReadVariableOp(
+            resource=self._setting_handles()[0], dtype=tf.int64
+        )
+
+        def keep():
+            self._set_settings(values)
+            return True
+
+        self._cond(values[0] < known, keep, lambda: True)
 
     def _read_settings(self):
-        values = []
-        for handle, dtype in self._setting_handles():
-            value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
-            value.set_shape([])
-            values.append(value)
-        return values
-
-    def _of_lower(self, settings):
-        """`settings` or what is kept: of the worker of the lower number."""
-        if not self._request.settings:
-            return []
-        known = self._read_settings()
-        lower = settings[0] < known[0]
-        return [
-            tf.where(lower, new, old)
-            for new, old in zip(settings, known, strict=True)
-        ]
-
-    def settings(self):
-        """Those of the workers of one update: of the lowest number.
-
-        Returns:
-          A dict of `ref()` to tensor.
-        """
-        if not self._request.settings:
-            return {}
-        _, *values = self._read_settings()
-        return dict(zip(self._request.settings, values, strict=True))
+        """Those of one update: a dict of position to tensor."""
+        read = {}
+        handles = self._setting_handles()[1:]
+        for handle, position in zip(handles, self._settings, strict=True):
+            read[position] = tf.raw_ops.ReadVariableOp(
+                resource=handle, dtype=self._request.sent[position].dtype
+            )
+            read[position].set_shape(self._shape(position))
+        return read
 
     def _shape(self, position):
         shape = self._request.sent[position].shape
-        is_sparse = any(
-            isinstance(g, tuple) and position in g for g in self._gradients
-        )
-        return [None, *shape[1:]] if is_sparse else shape
+        return [None, *shape[1:]] if position in self._in_rows else shape
 
     def _assign(self, position, value):
         tf.raw_ops.AssignVariableOp(
@@ -288,8 +281,12 @@ class Sums:
         return value
 
     def average(self, count):
-        """The means of `count` gradients: a dict of position to tensor."""
-        averaged = {}
+        """Returns what an update is made of: a dict of position to tensor.
+
+        The means of `count` gradients, and the settings of the worker of the
+        lowest number.
+        """
+        averaged = self._read_settings()
         if self._request.weight is not None:
             count = self._read(self._request.weight)
         for gradient in self._gradients:
@@ -308,6 +305,6 @@ class Sums:
         return tf.cast(mean, self._request.sent[position].dtype)
 
 
-def positions_of(gradient):
-    """The positions of a gradient: of its values, and of its indices."""
-    return gradient if isinstance(gradient, tuple) else (gradient,)
+def _flat(positions):
+    """Positions, with those of values and of indices of each pair, a list."""
+    return tf.nest.flatten(list(positions))

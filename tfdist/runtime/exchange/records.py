@@ -53,16 +53,18 @@ class Replay:
       record: The `Update` or `Mutation`.
       piece: The `Piece`, or None.
       run: Callable of the list of tensors sent and the `ServerScope`.
-      arguments: What is sent of the arguments of an `Update` as it is: a list
-        of positions in the send buffer, or pairs of positions (values, indices)
+      arguments: What is sent and averaged where gradients are: a list of
+        positions in the send buffer, or pairs of positions (values, indices)
         for `tf.IndexedSlices`.
-      gradient: The one of them that is a gradient, or None.
+      settings: The same of what is taken of one worker even there.
+      gradient: The one of `arguments` that is a gradient, or None.
     """
 
     record: object
     piece: object
     run: object
     arguments: list
+    settings: list
     gradient: object = None
 
 
@@ -193,7 +195,8 @@ def prepare(record, piece, *, live, lifter, buffer):
                 kwargs["read_value"] = False
             getattr(record.variable, record.kind)(value, **kwargs)
 
-        return Replay(record, piece, mutate, [])
+        arguments, settings = _sorted_out(resolve, lifter, buffer)
+        return Replay(record, piece, mutate, arguments, settings)
     gradient = None
     args = []
     for argument in tf.nest.flatten(record.args):
@@ -226,7 +229,30 @@ def prepare(record, piece, *, live, lifter, buffer):
             shape=record.variable.shape_of(piece),
         )
 
-    return Replay(record, piece, update, resolve.plain, gradient)
+    return Replay(record, piece, update, resolve.plain, [], gradient)
+
+
+def _sorted_out(resolve, lifter, buffer):
+    """Returns `arguments` and `settings` of the `Replay` of a `Mutation`.
+
+    What an optimizer makes of gradients, such as their size, is averaged; rows
+    that are set, and what a mean is no value of, are not.
+    """
+    arguments, settings = [], []
+    for position in (*resolve.plain, *resolve.inputs):
+        if isinstance(position, tuple):
+            settings.append(position)
+            continue
+        tensor = buffer.tensors[position]
+        if tensor.op.type == "Const":
+            continue
+        is_number = tensor.dtype.is_floating or tensor.dtype.is_complex
+        has_mean = is_number and tensor.shape.is_fully_defined()
+        if has_mean and not lifter.is_own(tensor):
+            arguments.append(position)
+        else:
+            settings.append(position)
+    return arguments, settings
 
 
 def _warn_of_own_count():

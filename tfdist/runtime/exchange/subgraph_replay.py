@@ -51,11 +51,8 @@ class Lifter:
     """
 
     def __init__(self, graph, store, barriers, settled):
-        self._handles = {}
-        owners = {id(v.local_handle): v for v in store.variables}
-        for outer, inner in graph.captures:
-            if id(outer) in owners:
-                self._handles[inner.name] = owners[id(outer)]
+        self._handles = _captured(store.variables, graph)
+        self._own = _captured(store.locals, graph)
         self._operations = graph.get_operations()
         self._order = {op.name: i for i, op in enumerate(self._operations)}
         self._settled = settled
@@ -134,6 +131,11 @@ class Lifter:
             value,
             is_of_counters=roles == {Role.ITERATIONS},
         )
+
+    def is_own(self, tensor):
+        """Whether a tensor is the value of a variable of the worker's own."""
+        reads = tensor.op.type == "ReadVariableOp"
+        return reads and tensor.op.inputs[0].name in self._own
 
     def loses(self, value, variable, live):
         """Whether a value is made of a variable by what cannot be built again.
@@ -283,6 +285,16 @@ def may_depend_on(value, variable):
         if reads or number > MAX_LIFTED_OPS:
             return True
     return False
+
+
+def _captured(variables, graph):
+    """Returns variables by the names of their handles in a graph, a dict."""
+    owners = {id(v.local_handle): v for v in variables}
+    return {
+        inner.name: owners[id(outer)]
+        for outer, inner in graph.captures
+        if id(outer) in owners
+    }
 
 
 def _handles_of(variable, graph):

@@ -228,6 +228,8 @@ class Resolver:
         # What is sent as it is: positions in the outbox, pairs of them
         # (values, indices) for `tf.IndexedSlices`.
         self.plain = []
+        # The same of what is sent for values that are computed there.
+        self.inputs = []
         self._shape = variable.shape
         self._piece = piece
         self._lifter = lifter
@@ -270,6 +272,7 @@ class Resolver:
     def planned(self, plan):
         """Returns the same function for what a `Plan` computes there."""
         positions = {t.name: self._add(t) for t in plan.inputs}
+        self.inputs += positions.values()
         return lambda sent, section: self._lifter.build(
             plan,
             {name: sent[position] for name, position in positions.items()},
