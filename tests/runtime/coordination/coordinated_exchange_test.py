@@ -44,6 +44,7 @@ def make_workers(
     rule="sgd",
     layers=(),
     partitioner=None,
+    loss="mse",
 ):
     """Virtual workers, all with the same initial parameters."""
     workers = []
@@ -69,7 +70,7 @@ def make_workers(
             )
         worker = VirtualWorker(run, k, partitioner, **parts)
         make = RULES[rule][0] if isinstance(rule, str) else rule
-        workers.append(worker.build(make, layers))
+        workers.append(worker.build(make, layers, loss))
     for worker in workers:
         worker.runtime.pull()
         if method is not None:

@@ -43,10 +43,10 @@ class Sizes(keras.optimizers.SGD):
         super().apply(grads, trainable_variables)
 
 
-def workers_of(method, make_optimizer):
+def workers_of(method, make_optimizer, loss="mse"):
     run = f"own_settings_test/{next(_runs)}"
     return coordinated_exchange_test.make_workers(
-        run, 2, method, rule=make_optimizer
+        run, 2, method, rule=make_optimizer, loss=loss
     )
 
 
@@ -93,3 +93,58 @@ def test_each_gradient_comes_with_what_its_worker_has_made_of_it():
     assert optimizer.number.numpy() == 2 * STEPS
     sizes = [size_of(workers[0], x, y) for x, y in known]
     np.testing.assert_allclose(optimizer.total, STEPS * sum(sizes), rtol=1e-5)
+
+
+RATE, DECAY, SCALES = 1 / 64, 0.5, (1.0, 4.0)
+# The gradient of the kernel is zero, that of the bias one.
+X, Y = np.zeros([1, delay_test.FEATURES]), np.zeros([1, 1])
+
+
+def sum_of_predictions(y, predictions):
+    """A loss whose gradients are the same for all weights."""
+    del y
+    return keras.ops.sum(predictions, axis=-1)
+
+
+class Scaled(keras.optimizers.schedules.LearningRateSchedule):
+    """A rate that falls after many updates, times the worker's own scale."""
+
+    def __init__(self, scale):
+        self.scale = tf.Variable(scale, trainable=False)
+
+    def __call__(self, step):
+        falls = tf.where(step < 10**6, RATE, RATE / 2)
+        return tf.cast(falls, "float32") * self.scale
+
+
+def scaled_workers(method):
+    scales = iter(SCALES)
+
+    def make_optimizer():
+        schedule = Scaled(next(scales))
+        optimizer = keras.optimizers.SGD(schedule, weight_decay=DECAY)
+        optimizer.exclude_from_weight_decay(var_names=["bias"])
+        return optimizer
+
+    return workers_of(method, make_optimizer, sum_of_predictions)
+
+
+def check_weights(worker, scales):
+    """Compares with updates of these scales."""
+    decayed = np.prod([1 - DECAY * RATE * scale for scale in scales])
+    right = [decayed] * delay_test.FEATURES + [-RATE * sum(scales)]
+    np.testing.assert_allclose(worker.weights(), right, rtol=1e-5)
+
+
+def test_each_gradient_has_the_rate_that_its_worker_s_schedule_reads():
+    workers = scaled_workers(BoundedStaleness(0))
+    trained_in_turns(workers, [(X, Y)] * 2)
+    check_weights(workers[0], SCALES * STEPS)
+
+
+def test_an_average_has_the_rate_of_the_lowest_worker_of_a_schedule():
+    workers = scaled_workers(SoftSync(s=2))
+    # The lowest may be the last, and is not the one that carries it out.
+    for k in (0, 1, 1, 0, 0, 1):
+        workers[k].step(X, Y)
+    check_weights(workers[1], SCALES[:1] * 3)

@@ -64,7 +64,7 @@ class VirtualWorker(tf.distribute.Strategy):
             extended.ParameterServerExtended(self, self.runtime, config)
         )
 
-    def build(self, make_optimizer, layers=()):
+    def build(self, make_optimizer, layers=(), loss="mse"):
         """Builds a linear model; the same for every worker."""
         with self.scope():
             self.model = keras.Sequential(
@@ -74,7 +74,7 @@ class VirtualWorker(tf.distribute.Strategy):
                     keras.layers.Dense(1, kernel_initializer="ones"),
                 ]
             )
-            self.model.compile(make_optimizer(), "mse")
+            self.model.compile(make_optimizer(), loss)
             # Any of them may be the first to train.
             self.model.optimizer.build(self.model.trainable_variables)
         return self

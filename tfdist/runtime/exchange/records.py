@@ -126,17 +126,32 @@ def pieces_on(shard, variable):
     return [piece for piece in variable.pieces if piece.shard == shard]
 
 
-def local_scalars_of(optimizer, recorded=()):
+def rates_of(recorded):
+    """Returns what comes with gradients, such as a learning rate.
+
+    Args:
+      recorded: List of `Update` and `Mutation`.
+
+    Returns:
+      A list of tensors and other values, each once.
+    """
+    found = {}
+    for record in recorded:
+        if record.is_gradient:
+            _, *others = tf.nest.flatten(record.args)
+            found.update({id(value): value for value in others})
+    return list(found.values())
+
+
+def local_scalars_of(optimizer, others=()):
     """The worker's own scalars of an optimizer, such as its learning rate.
 
     Args:
       optimizer: The Keras optimizer.
-      recorded: List of `Update` and `Mutation` of its step: a rate that is a
-        function may return a variable that is none of the optimizer's.
+      others: More values, variables among them: a rate that is a function may
+        return one that is none of the optimizer's.
     """
-    found = list(optimizer.variables)
-    for record in recorded:
-        found += tf.nest.flatten(getattr(record, "args", ()))
+    found = [*optimizer.variables, *others]
     values = [v.value if isinstance(v, keras.Variable) else v for v in found]
     return [
         value
@@ -229,7 +244,9 @@ def prepare(record, piece, *, live, lifter, buffer):
             shape=record.variable.shape_of(piece),
         )
 
-    return Replay(record, piece, update, resolve.plain, [], gradient)
+    return Replay(
+        record, piece, update, resolve.plain, resolve.inputs, gradient
+    )
 
 
 def _sorted_out(resolve, lifter, buffer):

@@ -454,6 +454,17 @@ class Step:
             )
             if settle:
                 settle(finite)
+            lifter = subgraph_replay.Lifter(
+                graph, self._runtime.store, barriers, settled
+            )
+            settings = []
+            if optimizer:
+                rates = records.rates_of(recorded)
+                # A schedule or a function may read variables. A rule that
+                # takes the rate by itself, such as weight decay, reads them
+                # on the server.
+                rates += lifter.own_read_for(rates)
+                settings = records.local_scalars_of(optimizer, rates)
             exchange = self._make_exchange(
                 runtime=self._runtime,
                 graph=graph,
@@ -462,15 +473,9 @@ class Step:
                 rate=lambda: keras.ops.convert_to_tensor(
                     optimizer.learning_rate
                 ),
-                settings=(
-                    records.local_scalars_of(optimizer, recorded)
-                    if optimizer
-                    else []
-                ),
+                settings=settings,
                 frozen=self._ticketed,
-                lifter=subgraph_replay.Lifter(
-                    graph, self._runtime.store, barriers, settled
-                ),
+                lifter=lifter,
                 trained=_trained_by(optimizer, counter),
                 finite=finite,
             )

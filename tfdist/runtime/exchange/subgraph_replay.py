@@ -137,6 +137,21 @@ class Lifter:
         reads = tensor.op.type == "ReadVariableOp"
         return reads and tensor.op.inputs[0].name in self._own
 
+    def own_read_for(self, tensors):
+        """The worker's own variables that tensors are made of, a list.
+
+        Args:
+          tensors: Those of the graph, and anything else.
+        """
+        found = {
+            tensor.name
+            for value in tensors
+            if tf.is_symbolic_tensor(value)
+            for operation in _ancestors(value)
+            for tensor in operation.inputs
+        }
+        return [v for name, v in self._own.items() if name in found]
+
     def loses(self, value, variable, live):
         """Whether a value is made of a variable by what cannot be built again.
 

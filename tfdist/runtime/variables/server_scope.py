@@ -228,7 +228,8 @@ class Resolver:
         # What is sent as it is: positions in the outbox, pairs of them
         # (values, indices) for `tf.IndexedSlices`.
         self.plain = []
-        # The same of what is sent for values that are computed there.
+        # The same of what is sent for values that are computed there, but for
+        # constants.
         self.inputs = []
         self._shape = variable.shape
         self._piece = piece
@@ -272,7 +273,9 @@ class Resolver:
     def planned(self, plan):
         """Returns the same function for what a `Plan` computes there."""
         positions = {t.name: self._add(t) for t in plan.inputs}
-        self.inputs += positions.values()
+        self.inputs += [
+            positions[t.name] for t in plan.inputs if t.op.type != "Const"
+        ]
         return lambda sent, section: self._lifter.build(
             plan,
             {name: sent[position] for name, position in positions.items()},
