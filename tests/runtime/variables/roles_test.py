@@ -2,6 +2,7 @@
 
 import keras
 import pytest
+import tensorflow as tf
 
 import tfdist
 from tfdist.runtime.variables.variables import Role
@@ -96,3 +97,21 @@ def test_aggregation_makes_a_variable_made_by_hand_shared(aggregation, role):
     with tfdist.AsyncStrategy().scope():
         made = keras.Variable(0.0, trainable=False, aggregation=aggregation)
     assert made.value.role is role
+
+
+def test_a_step_counter_of_the_user_s_own_stays_with_the_worker():
+    """Marked as TensorFlow marks its global step, and Keras `iterations`."""
+    first = tf.VariableAggregation.ONLY_FIRST_REPLICA
+    with tfdist.AsyncStrategy().scope():
+        optimizer = keras.optimizers.SGD()
+        made = tf.Variable(
+            tf.zeros([], tf.int64), trainable=False, aggregation=first
+        )
+        in_layer = keras.layers.Layer().add_weight(
+            dtype="int32",
+            initializer="zeros",
+            trainable=False,
+            aggregation="only_first_replica",
+        )
+    assert optimizer.iterations.value.role is Role.ITERATIONS
+    assert made.role is in_layer.value.role is Role.LOCAL

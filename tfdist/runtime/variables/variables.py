@@ -65,7 +65,8 @@ class Role(enum.Enum):
 
 # Keras gives it to the second of several layers or optimizers of one name.
 _NUMBER = re.compile(r"_\d+(?=[_/]|$)")
-# Keras marks both the step counter and the learning rate with this.
+# Keras marks both the step counter and the learning rate with this;
+# TensorFlow its global step, which is no optimizer's.
 _FIRST_REPLICA = tf.VariableAggregation.ONLY_FIRST_REPLICA
 # A variable made by hand says so that it is not a worker's own.
 _AGGREGATED = (tf.VariableAggregation.MEAN, tf.VariableAggregation.SUM)
@@ -114,7 +115,8 @@ def role_of(
         return Role.SLOT
     if trainable and (dtype.is_floating or dtype.is_complex):
         return Role.PARAMETER
-    if dtype.is_integer and aggregation == _FIRST_REPLICA:
+    is_counter = dtype.is_integer and aggregation == _FIRST_REPLICA
+    if made_by_optimizer and is_counter:
         return Role.ITERATIONS
     is_shared = made_by_optimizer or made_by_layer or aggregation in _AGGREGATED
     if not is_shared or not (dtype.is_floating or dtype.is_complex):
