@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 from tests.all_reduce import fits
 from tests.all_reduce import programs
 import tfdist
@@ -69,6 +70,39 @@ def test_a_callback_that_trains_before_the_first_step_is_called_once():
         model.compile("sgd", "mse")
     model.fit(x, x, batch_size=2, callbacks=[Trains()], verbose=0)
     assert int(model.optimizer.iterations) == 5
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    nightly.also(
+        [tfdist.AllReduceStrategy],
+        [tfdist.PeerToPeerStrategy, tfdist.GossipStrategy],
+    ),
+)
+@pytest.mark.parametrize(
+    ("moment", "weight"), [(Moment.FIT, -2.0), (Moment.AFTER_FIT, -9.0)]
+)
+def test_layers_normalize_by_values_that_the_chief_alone_has_loaded(
+    monkeypatch, strategy, moment, weight
+):
+    strategy = strategy()
+    with strategy.scope():
+        norm = keras.layers.Normalization(axis=None)
+        model = programs.linear(before=[norm])
+    consistency = strategy._engine.consistency
+    adopt = consistency.adopt
+
+    def adopt_chiefs(now, *args):
+        chiefs = adopt(now, *args)
+        if now is moment:
+            norm.adapt_mean.assign(5.0)
+            norm.adapt_variance.assign(4.0)
+        return chiefs
+
+    monkeypatch.setattr(consistency, "adopt", adopt_chiefs)
+    model.fit(programs.batches([9.0]), verbose=0)
+    assert model.get_weights()[-1].item() == weight
+    assert model.predict(np.array([[7.0]]), verbose=0).item() == weight
 
 
 def test_a_call_that_ends_with_different_weights_is_an_error(monkeypatch):

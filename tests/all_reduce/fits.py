@@ -292,6 +292,18 @@ def another_optimizer_after_an_exception(strategy, worker):
     return _counts(model)
 
 
+def the_chief_alone_adapts(strategy, worker):
+    """Layers of all workers normalize by its mean 5 and variance 4."""
+    with strategy.scope():
+        norm = keras.layers.Normalization(axis=None)
+        model = linear(before=[norm])
+    if worker == 0:
+        norm.adapt(np.array([[3.0], [7.0]]))
+    model.fit(batches(np.full(2, [9.0, 13.0][worker])), verbose=0)
+    out = model.predict(np.array([[7.0]]), verbose=0)
+    return model.get_weights()[-1].item(), out.item()
+
+
 class Counts(keras.layers.Layer):
     """Counts its calls, whether it trains or not."""
 

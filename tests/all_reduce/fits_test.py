@@ -29,6 +29,8 @@ EXPECTED = {
     "averaged_weights_with_fewer_epochs": -2.25,
     "averaged_weights_beside_an_exception": -2.25,
     "fewer_epochs_on_one_worker": [-6.0, 6],
+    # Two steps of the mean of 2 and 4; and what it makes of 7, which is 1.
+    "the_chief_alone_adapts": [-6.0, -6.0],
     # Two steps and three predictions in each epoch.
     "the_chief_alone_predicts": [10.0],
     # 5 and a step; the other one is the chief's.

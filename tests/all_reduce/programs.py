@@ -32,10 +32,16 @@ def batches(x, y=None, size=1):
     return tasks.unshared(data.batch(size, drop_remainder=True))
 
 
-def linear(optimizer=None, **settings):
-    """A weight that begins with 0, whose gradient is the data."""
+def linear(optimizer=None, before=(), **settings):
+    """A weight that begins with 0, whose gradient is the data.
+
+    Args:
+        optimizer: SGD with the rate 1 by default.
+        before: layers that the data goes through.
+        **settings: of `compile`.
+    """
     layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
-    model = keras.Sequential([keras.Input([1]), layer])
+    model = keras.Sequential([keras.Input([1]), *before, layer])
     optimizer = optimizer or keras.optimizers.SGD(1.0)
     model.compile(optimizer, Mean(), **settings)
     return model

@@ -29,6 +29,8 @@ ENDS = {
     "another_optimizer_after_an_exception": [-5.0, 2],
     # Two steps of one worker; two steps of 10 within it, two after it.
     "fit_before_the_first_step": [-2.0, -40.0],
+    # Two steps of gradients 2 and 4; and what it makes of 7, which is 1.
+    "the_chief_alone_adapts": [-6.0, -6.0],
 }
 MODULES = {
     "all_reduce.programs": (

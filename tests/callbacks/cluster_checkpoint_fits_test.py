@@ -243,6 +243,7 @@ def _begun_as_worker(directory, word, call, has_used=False):
         restore=restored.append,
     )
     checkpoint = ClusterCheckpoint(directory)
+    checkpoint.set_model(keras.Sequential())
     checkpoint._strategy = types.SimpleNamespace(
         cluster=types.SimpleNamespace(worker_names=("chief", "one")),
         state=state,

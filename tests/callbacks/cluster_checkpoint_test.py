@@ -1,10 +1,12 @@
 """A run that is stopped and resumed is the one that never stopped."""
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests import nightly
+from tests.all_reduce import programs
 from tests.callbacks.resumed_runs import ADAM
 from tests.callbacks.resumed_runs import BATCH
 from tests.callbacks.resumed_runs import SGD
@@ -235,3 +237,40 @@ def test_local_steps_take_up_a_training_without_and_the_reverse(
     assert "what local steps and corrections keep starts afresh" in caplog.text
     assert int(model.optimizer.iterations.numpy()) == 16
     assert strategy.updates_applied()[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("strategy", "epochs"),
+    nightly.also(
+        [(tfdist.AllReduceStrategy, 2), (tfdist.AllReduceStrategy, 1)],
+        [
+            (strategy, epochs)
+            for strategy in (tfdist.AsyncStrategy, tfdist.GossipStrategy)
+            for epochs in (1, 2)
+        ],
+    ),
+)
+def test_a_script_adapts_its_layers_in_its_first_run_alone(
+    strategy, epochs, tmp_path
+):
+    """The checkpoint has what they normalize by; also where all is trained."""
+
+    def run(epochs, data=None):
+        made = strategy()
+        with made.scope():
+            norm = keras.layers.Normalization(axis=None)
+            if data is not None:
+                norm.adapt(np.array(data, "float32"))
+            model = programs.linear(before=[norm])
+        model.fit(
+            np.array([[9.0]]),
+            np.array([[0.0]]),
+            epochs=epochs,
+            verbose=0,
+            callbacks=[ClusterCheckpoint(tmp_path)],
+        )
+        return model.predict(np.array([[7.0]]), verbose=0).item()
+
+    run(1, data=[[3.0], [7.0]])  # Mean 5, variance 4.
+    # Each epoch is a step of the gradient (9 - 5) / 2; 7 becomes 1.
+    assert run(epochs) == -2.0 * epochs

@@ -12,6 +12,7 @@ from absl import logging
 import keras
 import tensorflow as tf
 
+from tfdist import adapted_layers
 from tfdist import model_optimizers
 from tfdist import own_callbacks
 from tfdist import private_keras_calls
@@ -231,7 +232,13 @@ class Fit:
         model = self._model
         self._engine.read_told()  # Of steps before this call.
         optimizers = [] if model.optimizer is None else [model.optimizer]
-        return self._engine.adopt_model(Moment.FIT, model, optimizers, data)
+        return self._adopt(Moment.FIT, optimizers, data)
+
+    def _adopt(self, moment, *args):
+        """Gives all workers the chief's values; see `Engine.adopt_model`."""
+        chiefs = self._engine.adopt_model(moment, self._model, *args)
+        adapted_layers.take_over(self._model)
+        return chiefs
 
     def _put_around_callbacks(self):
         first = {
@@ -331,7 +338,7 @@ class Fit:
         tail = self._follow(wrote=float(wrote))
         self._has_written = False
         if tail.wrote:
-            self._engine.adopt_model(Moment.END_OF_EPOCH, self._model)
+            self._adopt(Moment.END_OF_EPOCH)
         self._is_over_for_chief |= tail.chief == tail_lib.IS_OVER
         if self._engine.is_chief or self._is_over_for_chief:
             return
@@ -411,7 +418,7 @@ class Fit:
             with contextlib.suppress(DifferentValuesError):
                 self._engine.compare_model(Moment.END_OF_EPOCH, self._model)
         if tail.wrote:  # As in `decide`.
-            self._engine.adopt_model(Moment.END_OF_EPOCH, self._model)
+            self._adopt(Moment.END_OF_EPOCH)
 
     def abandon(self):
         """Ends it after an exception: the others may have had none.
@@ -438,7 +445,7 @@ class Fit:
     def close(self):
         """Gives all what the chief's callbacks have made of the weights."""
         with self._engine.meeting():
-            self._engine.adopt_model(Moment.AFTER_FIT, self._model)
+            self._adopt(Moment.AFTER_FIT)
             self._engine.note_met(self._lanes)
             self._on_close(self)
 

@@ -7,6 +7,7 @@ from typing import Literal
 from absl import logging
 import keras
 
+from tfdist import adapted_layers
 from tfdist import checks
 from tfdist import model_optimizers
 from tfdist import private_keras
@@ -241,6 +242,7 @@ class ClusterCheckpoint(keras.callbacks.Callback):
             self._is_at_end = end is not None
             saved = end or saved
         state.restore(fitted_model.without_others(saved, self._known.headers))
+        adapted_layers.take_over(self.model)
         self._known.add(self._files.path(number), saved.header)
         self._resume_at(number, saved.header, "Resumed from")
 

@@ -4,13 +4,13 @@ import functools
 
 from absl import logging
 
+from tfdist import adapted_layers
 from tfdist import empty_epochs
 from tfdist import guarded_steps
 from tfdist import model_optimizers
 from tfdist import private_keras_building
 from tfdist import private_keras_calls
 from tfdist import running_fit
-from tfdist.runtime.keras_hooks import adapted_layers
 from tfdist.runtime.keras_hooks import full_tables
 from tfdist.runtime.keras_hooks import table_saving
 from tfdist.runtime.keras_hooks import warm_start

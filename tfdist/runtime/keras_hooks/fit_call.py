@@ -5,13 +5,13 @@ import weakref
 
 from absl import logging
 
+from tfdist import adapted_layers
 from tfdist import model_optimizers
 from tfdist import own_callbacks
 from tfdist import private_keras_building
 from tfdist import private_keras_calls
 from tfdist.cluster import fit_progress
 from tfdist.data_shares import data_number
-from tfdist.runtime.keras_hooks import adapted_layers
 
 
 class FitCall:

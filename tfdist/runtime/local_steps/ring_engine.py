@@ -9,6 +9,7 @@ import time
 
 from absl import logging
 
+from tfdist import adapted_layers
 from tfdist import interrupts
 from tfdist import model_optimizers
 from tfdist.all_reduce import fit as fit_lib
@@ -177,8 +178,12 @@ class RingEngine:
         rates = self._rates([getattr(model, "optimizer", None)])
         settings = self.fits.settings(moment, optimizers)
         self.local.show_anchor()
-
         if not self._has_begun:
+            if moment is Moment.FIT:
+                # The first step brings all values, and is traced before that.
+                self._consistency.adopt_others(
+                    moment, adapted_layers.variables_of(model)
+                )
             return self._consistency.adopt(moment, rates, settings, data)
         return self.local.take_over(
             lambda: self._adopt(moment, rates, settings, data)

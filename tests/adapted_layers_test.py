@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist.runtime.keras_hooks import adapted_layers
+from tfdist import adapted_layers
 
 
 def test_layers_normalize_by_the_chief_s_values_from_the_first_step_on():

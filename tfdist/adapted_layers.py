@@ -1,10 +1,11 @@
 """Normalization layers, which compute with constants made of their variables.
 
 Where the chief alone has called `adapt`, the other workers get its mean and
-variance from the servers, and have to make their constants again. A layer that
-is built while a function is traced has constants that no other function can
-use: until there are others, it computes with its variables. One that is made
-with `mean` and `variance` has none, and fails as it does in plain Keras.
+variance, as all do from a checkpoint, and have to make their constants again.
+A layer that is built while a function is traced has constants that no other
+function can use: until there are others, it computes with its variables. One
+that is made with `mean` and `variance` has none, and fails as it does in plain
+Keras.
 """
 
 import keras
@@ -26,12 +27,25 @@ def see(model):
 
 
 def take_over(model):
-    """Called when a model has got the servers' values, and takes no step.
+    """Called when a model has got values of the chief, or of a checkpoint.
 
     Args:
       model: The `keras.Model`.
     """
     _make_constants(_normalizations(model))
+
+
+def variables_of(model):
+    """Returns what built layers of a model make their constants of, a list.
+
+    Args:
+      model: The `keras.Model`.
+    """
+    return [
+        variable.value
+        for layer in _normalizations(model)
+        for variable in layer.weights
+    ]
 
 
 class AdaptedLayers:
