@@ -23,8 +23,9 @@ _COMPUTES_WEIGHTS = tuple(
 def optimizers_of(model):
     """Returns the optimizers among a model's attributes, each once, a list.
 
-    Those in nested lists, tuples and dicts, too. One that wraps others (a
-    `LossScaleOptimizer`, a `MultiOptimizer`) comes before them.
+    Those in nested lists, tuples and dicts, too. One that has others (a
+    `LossScaleOptimizer`, a `MultiOptimizer`, one of the user's own) comes
+    before them.
 
     Args:
       model: A `keras.Model`.
@@ -42,7 +43,22 @@ def update_rules_of(model):
     Args:
       model: A `keras.Model`.
     """
-    return [one for one in optimizers_of(model) if _wrapped_by(one) is None]
+    return _rules(optimizers_of(model))
+
+
+def rates_of(optimizers):
+    """Returns the learning rates of optimizers and all within them, a list.
+
+    Each once, a Keras variable; a schedule has none.
+
+    Args:
+      optimizers: A Keras optimizer, a list of them, or None.
+    """
+    found = []
+    _collect(optimizers, found)
+    variables = [v for one in _rules(found) for v in one.variables]
+    rates = {id(v): v for v in variables if v.name == "learning_rate"}
+    return list(rates.values())
 
 
 def slots_of(optimizer):
@@ -317,11 +333,17 @@ def _collect(value, found):
         if not any(value is other for other in found):
             found.append(value)
             _collect(_wrapped_by(value), found)
+            # One of the user's own may leave steps to others.
+            _collect(list(vars(value).values()), found)
     elif isinstance(value, dict):
         _collect(list(value.values()), found)
     elif isinstance(value, list | tuple):
         for part in value:
             _collect(part, found)
+
+
+def _rules(optimizers):
+    return [one for one in optimizers if _wrapped_by(one) is None]
 
 
 def _wrapped_by(optimizer):

@@ -415,30 +415,6 @@ def has_rate_function(optimizer):
     return callable(rate) and not isinstance(rate, schedule)
 
 
-def learning_rate_variable(optimizer):
-    """Returns the `keras.Variable` that holds an optimizer's rate, or None.
-
-    A rate that follows a schedule has none. In public it is a number.
-    """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if inner is None:
-        return None
-    require(inner, "_learning_rate")
-    rate = inner._learning_rate
-    return rate if isinstance(rate, keras.Variable) else None
-
-
-def learning_rate_variables(optimizer):
-    """Returns those of an optimizer and of all that it consists of, a list.
-
-    A `MultiOptimizer` has one of its own as well, which is not a rate.
-    """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    parts = getattr(inner, "optimizers", [inner])
-    found = map(learning_rate_variable, parts)
-    return [rate for rate in found if rate is not None]
-
-
 def trained_by(optimizer):
     """Returns the Keras variables that an optimizer was built with, a list.
 

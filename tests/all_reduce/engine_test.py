@@ -80,6 +80,18 @@ def test_settings_that_one_worker_may_follow_alone_are_told(monkeypatch):
     assert "optimizer 'rule' have changed" in warning
 
 
+def test_the_chiefs_rates_are_those_of_optimizers_in_one_of_the_users_own():
+    strategy = tfdist.AllReduceStrategy()
+    with strategy.scope():
+        fast = keras.optimizers.SGD(0.5)
+        model = programs.linear(programs.Wrapper(fast))
+    model.fit(programs.batches([1.0]), verbose=0)
+    assert programs.weight_of(model) == -0.5
+    (made,) = strategy._engine.lanes_of(model)
+    rates = [rate.numpy() for rate in made._rates.variables]
+    assert rates == [0.0, 0.5]  # The first one is never used.
+
+
 def test_a_first_step_brings_what_no_step_has_used_yet(monkeypatch):
     """As the frozen part, or the target network, of a loop of one's own."""
     strategy = tfdist.AllReduceStrategy()

@@ -45,13 +45,21 @@ def reports(zygote, tmp_path_factory):
         zygote,
         tmp_path_factory,
         "main:run",
-        modules={"all_reduce.fits": [*EXPECTED, "monitored", "other_data"]},
+        modules={
+            "all_reduce.fits": [*EXPECTED, "monitored", "other_data"],
+            "all_reduce.programs": ["rates_set_in_a_wrapper"],
+        },
     )
 
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_all_workers_end_as_one(reports, name):
     assert reports_lib.both(reports, name) == EXPECTED[name]
+
+
+def test_rates_of_an_optimizer_in_another_are_the_chiefs(reports):
+    # Four steps at each of its rates 1, a half and a quarter.
+    assert reports_lib.both(reports, "rates_set_in_a_wrapper") == -7.0
 
 
 def test_a_monitor_records_each_step(reports):

@@ -143,6 +143,62 @@ def rate_set_by_one_worker(strategy, worker):
     return weight_of(model)
 
 
+class Wrapper(keras.optimizers.Optimizer):
+    """An optimizer that leaves steps, and its rate, to one that it holds."""
+
+    def __init__(self, fast):
+        """Makes one.
+
+        Args:
+            fast: that takes the steps.
+        """
+        super().__init__(learning_rate=0.0)
+        self.fast = fast
+
+    def build(self, variables):
+        """Builds both."""
+        if not self.built:
+            super().build(variables)
+            self.fast.build(variables)
+
+    @property
+    def variables(self):
+        """Those of both."""
+        return [*super().variables, *self.fast.variables]
+
+    @property
+    def learning_rate(self):
+        """That of the other."""
+        return self.fast.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, rate):
+        self.fast.learning_rate = rate
+
+    def apply(self, grads, trainable_variables=None):
+        """Takes a step of the other."""
+        self.fast.apply(grads, trainable_variables)
+        self._iterations.assign_add(1)
+
+
+def rates_set_in_a_wrapper(strategy, worker):
+    """The chief halves its rate after each epoch, another worker quarters."""
+    with strategy.scope():
+        model = linear(Wrapper(keras.optimizers.SGD(1.0)))
+
+    def set_rate(epoch, logs=None):
+        rate = float(model.optimizer.learning_rate)
+        model.optimizer.learning_rate = rate * [0.5, 0.25][worker]
+
+    model.fit(
+        batches(np.ones(4)),
+        epochs=3,
+        verbose=0,
+        callbacks=[on(on_epoch_end=set_rate)],
+    )
+    return weight_of(model)
+
+
 def weights_set_by_one_worker_within_an_epoch(strategy, worker):
     """An error at the end of the epoch names worker and variable."""
     with strategy.scope():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 from tests.all_reduce import programs as all_reduce_programs
 from tests.peers import programs
 import tfdist
@@ -388,3 +389,27 @@ def test_what_comes_for_lanes_of_other_steps_is_taken_once_a_second(
         clock[0] += passed
         one._receive_beside()
     assert receipts == [11.0, 11.0, 12.0, 12.0]
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    nightly.also([tfdist.PeerToPeerStrategy], [tfdist.GossipStrategy]),
+)
+def test_the_rate_that_follows_the_chiefs_is_the_one_that_is_used(
+    monkeypatch, strategy
+):
+    """Of an optimizer of the user's own that of the one that it holds."""
+    strategy, found = strategy(), []
+    engine = strategy._engine
+    make_channel = engine.make_channel
+
+    def make(name, group, rate):
+        found.append(rate)
+        return make_channel(name, group, rate)
+
+    monkeypatch.setattr(engine, "make_channel", make)
+    with strategy.scope():
+        fast = keras.optimizers.SGD(0.5)
+        model = all_reduce_programs.linear(all_reduce_programs.Wrapper(fast))
+    model.fit(all_reduce_programs.batches([1.0]), verbose=0)
+    assert found == [fast.learning_rate.value]

@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from tfdist import model_optimizers
 from tfdist import one_replica
-from tfdist import private_keras
 from tfdist import private_tensorflow
 from tfdist.all_reduce import branches
 from tfdist.all_reduce import optimizers
@@ -64,7 +63,7 @@ class Lane:
         self._make_functions()
 
     def _make_layout(self):
-        rates = private_keras.learning_rate_variables(self.optimizer)
+        rates = model_optimizers.rates_of(self.optimizer)
         self._rates = rates_lib.ChiefRates([rate.value for rate in rates])
         self._layout = pieces.Layout(
             self._specs, tail_lib.LENGTH + self._rates.length

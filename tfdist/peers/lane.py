@@ -7,7 +7,6 @@ import ml_dtypes
 import tensorflow as tf
 
 from tfdist import model_optimizers
-from tfdist import private_keras
 from tfdist.all_reduce import branches
 from tfdist.all_reduce.variables import Kind
 from tfdist.all_reduce.variables import plain
@@ -46,14 +45,16 @@ class PeerLane:
         self.step_lanes = ()
         self.number = engine.journal.add([])
         self.channels = []
-        rate = private_keras.learning_rate_variable(optimizer)
+        # Of an optimizer that leaves steps to another one, that of the other.
+        rate = optimizer.learning_rate
+        has_number = isinstance(rate, keras.Variable)
         groups = flat.groups(self._plain, engine.strategy_name)
         for k, group in enumerate(groups):
             self.channels.append(
                 engine.make_channel(
                     f"{engine.name}/lane{number}/{k}",
                     group,
-                    None if rate is None else rate.value,
+                    rate.value if has_number else None,
                 )
             )
         self._settings = model_optimizers.settings_of(optimizer)

@@ -349,8 +349,13 @@ def _own_variables(layer):
 def _slot_bytes(model):
     """Bytes that optimizers keep, by the id of the variable they are for."""
     kept = collections.Counter()
-    for optimizer in model_optimizers.update_rules_of(model):
-        for slot, variable in model_optimizers.slots_of(optimizer):
-            size = tf.as_dtype(slot.dtype).size
-            kept[id(variable)] += _elements(slot) * size
+    # One optimizer may list those of another one that it holds.
+    slots = {
+        id(slot): (slot, variable)
+        for optimizer in model_optimizers.update_rules_of(model)
+        for slot, variable in model_optimizers.slots_of(optimizer)
+    }
+    for slot, variable in slots.values():
+        size = tf.as_dtype(slot.dtype).size
+        kept[id(variable)] += _elements(slot) * size
     return kept

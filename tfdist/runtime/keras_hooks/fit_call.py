@@ -205,9 +205,6 @@ def _rates_of(model):
     That of `compile` comes last: a model with others may never use it.
     """
     rules = model_optimizers.update_rules_of(model)
-    found = {}
-    for optimizer in [*model_optimizers.others_of(model), *rules]:
-        for variable in optimizer.variables:
-            if variable.name == "learning_rate":
-                found[id(variable)] = variable
-    return list(found.values())
+    return model_optimizers.rates_of(
+        [*model_optimizers.others_of(model), *rules]
+    )

@@ -5,7 +5,7 @@ import weakref
 
 import tensorflow as tf
 
-from tfdist import private_keras
+from tfdist import model_optimizers
 from tfdist.averaging import base as averaging
 from tfdist.runtime.variables.server_scope import read_replica
 from tfdist.runtime.variables.variables import Role
@@ -181,7 +181,7 @@ def begin_anew(inner, finite):
     But for its learning rate, which only the user sets.
     """
     optimizer = inner.optimizer()
-    rates = private_keras.learning_rate_variables(optimizer)
+    rates = model_optimizers.rates_of(optimizer)
     settings = [rate.value for rate in rates]
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     # Adagrad's sums do not begin with zero.

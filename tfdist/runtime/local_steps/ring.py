@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfdist import private_keras
+from tfdist import model_optimizers
 from tfdist.all_reduce import pieces
 from tfdist.all_reduce import rates as rates_lib
 from tfdist.all_reduce import tail as tail_lib
@@ -252,7 +252,7 @@ class Ring:
         """
         if not self.follows_chief:
             return []
-        rates = private_keras.learning_rate_variables(optimizer)
+        rates = model_optimizers.rates_of(optimizer)
         return [rate.value for rate in rates]
 
 
