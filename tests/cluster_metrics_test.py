@@ -141,7 +141,9 @@ def test_workers_that_are_gone_do_not_count(model, state, silent_for, counts):
     strategy._membership = types.SimpleNamespace(
         read=lambda: [own, other], fits=types.SimpleNamespace(number=2)
     )
-    strategy.state = types.SimpleNamespace(shared_numbers_of=lambda variables: [])
+    strategy.state = types.SimpleNamespace(
+        shared_numbers_of=lambda variables: []
+    )
     mine = cluster_metrics.state(model, fit=2)
     more = {**mine, "values": [0.0, 0.0, 6.0, 2.0]}
     strategy.collect = lambda topic: {"me": mine, "other": more}

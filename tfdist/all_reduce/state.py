@@ -152,7 +152,7 @@ class AllReduceState(tf.train.experimental.PythonState):
     def shared_numbers_of(self, variables):
         """The same among those that workers share.
 
-        One worker may have made metrics alone, such as the chief that evaluates.
+        One may have made metrics alone, such as the chief that evaluates.
         """
         shared = [v for _, v in self._variables() if v.kind is not Kind.OWN]
         numbers = {id(v): number for number, v in enumerate(shared)}
