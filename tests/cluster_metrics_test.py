@@ -104,26 +104,6 @@ def test_each_model_has_metrics_of_its_own(make):
 
 
 @pytest.mark.parametrize(
-    "make", [tfdist.AsyncStrategy, tfdist.AllReduceStrategy]
-)
-def test_metrics_that_one_worker_has_made_alone_change_no_topic(make):
-    """Such as those of an evaluation by the chief."""
-    topics = []
-    for evaluates in (False, True):
-        strategy = make()
-        with strategy.scope():
-            model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
-            model.compile("sgd", "mse", metrics=["mae"])
-        if evaluates:
-            x = np.zeros([2, 2], "float32")
-            model.evaluate(x, x[:, :1], verbose=0)
-        with strategy.scope():
-            model.compile("sgd", "mse")
-        topics.append(cluster_metrics.topic(model, strategy.state))
-    assert topics[0] == topics[1]
-
-
-@pytest.mark.parametrize(
     ("state", "silent_for", "counts"),
     [
         (MemberState.ALIVE, 0.0, True),
@@ -141,9 +121,7 @@ def test_workers_that_are_gone_do_not_count(model, state, silent_for, counts):
     strategy._membership = types.SimpleNamespace(
         read=lambda: [own, other], fits=types.SimpleNamespace(number=2)
     )
-    strategy.state = types.SimpleNamespace(
-        shared_numbers_of=lambda variables: []
-    )
+    strategy.state = types.SimpleNamespace(numbers_of=lambda variables: [])
     mine = cluster_metrics.state(model, fit=2)
     more = {**mine, "values": [0.0, 0.0, 6.0, 2.0]}
     strategy.collect = lambda topic: {"me": mine, "other": more}

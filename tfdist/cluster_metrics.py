@@ -8,8 +8,8 @@ import numpy as np
 def topic(model, state_of_run):
     """Returns the topic of the states of a model's metrics.
 
-    All workers find the same: it is made of the numbers of the variables that
-    they share. Models that share all weights differ in their optimizers.
+    All workers find the same: it is made of the numbers of the variables on
+    servers. Models that share all weights differ in their optimizers.
 
     Args:
       model: The compiled `keras.Model`.
@@ -18,7 +18,7 @@ def topic(model, state_of_run):
     optimizer = getattr(model, "optimizer", None)
     # The first variable of an optimizer is its step counter.
     counter = [] if optimizer is None else optimizer.variables[:1]
-    numbers = state_of_run.shared_numbers_of(
+    numbers = state_of_run.numbers_of(
         [variable.value for variable in (*model.weights, *counter)]
     )
     return f"metrics/{hashlib.sha256(str(numbers).encode()).hexdigest()}"

@@ -149,15 +149,6 @@ class AllReduceState(tf.train.experimental.PythonState):
         numbers = {id(v): number for number, v in self._variables()}
         return [numbers.get(id(variable)) for variable in variables]
 
-    def shared_numbers_of(self, variables):
-        """The same among those that workers share.
-
-        One may have made metrics alone, such as the chief that evaluates.
-        """
-        shared = [v for _, v in self._variables() if v.kind is not Kind.OWN]
-        numbers = {id(v): number for number, v in enumerate(shared)}
-        return [numbers.get(id(variable)) for variable in variables]
-
     def arrays_of(self, variables, optimizers):
         """Names of the arrays of variables, and of codecs of optimizers."""
         numbers = self.numbers_of(variables)

@@ -303,8 +303,6 @@ class TrainingState(tf.train.experimental.PythonState):
         """
         return [getattr(one, "ordinal", None) for one in variables]
 
-    shared_numbers_of = numbers_of
-
     def arrays_of(self, variables, optimizers):
         """See `fitting_state.arrays_of`."""
         return fitting_state.arrays_of(self._runtime, variables, optimizers)
