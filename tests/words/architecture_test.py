@@ -45,7 +45,7 @@ UNUSED = {
     "gradient_counts": {"applied", "read"},
     "coordination": set(),
     "recovery": {"config", "leave_manifest", "on_first_lost"},
-    "chief_decisions": {"build_note", "build_read", "others_have_later_call"},
+    "chief_decisions": {"others_have_later_call"},
 }
 
 

@@ -106,7 +106,9 @@ def keep_rows(callbacks):
     for callback in own_callbacks.listed(callbacks):
         if isinstance(callback, keras.callbacks.CSVLogger):
             given = vars(callback).setdefault(_GIVEN, {})
-            given.setdefault("append", callback.append)
+            # Keras looks for a header in a file to which it appends alone.
+            for name in ("append", "append_header"):
+                given.setdefault(name, getattr(callback, name))
             callback.append = True
 
 

@@ -7,7 +7,6 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tests.runtime.keras_hooks.one_worker import WEIGHT
 from tests.runtime.keras_hooks.one_worker import Worker
 from tests.runtime.keras_hooks.one_worker import begin
 from tests.runtime.keras_hooks.one_worker import table
@@ -381,58 +380,33 @@ def test_who_comes_late_for_the_first_time_is_in_the_others_call():
     assert turns.next_number(passes=True, may_pass=True) == 2
 
 
-def chief_after(call, others=None):
-    """A chief that was killed when all had ended that call; begins again.
-
-    Args:
-      call: The call's number.
-      others: How far the others have come since; by default no further.
-    """
+def chief_after(call):
+    """A chief that was killed when all had ended that call; begins again."""
     model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(0.5), "mse")
     worker, _ = comes_back(0, model)
     closed = fit_progress.Word(reached=fit_progress.closed(call), came_to=call)
-    other = fit_progress.Word(
-        reached=others or closed.reached, epoch=1, batch=1
-    )
-    row = table(0)[0]
-    worker.membership.former = dataclasses.replace(row, word=closed)
-    worker._tables = [
-        [dataclasses.replace(row, word=word) for word in (closed, other, other)]
-    ]
-    worker.runtime.has_come_back = lambda: True
+    row = dataclasses.replace(table(0)[0], word=closed)
+    worker.membership.former = row
+    worker._tables = [[row, row, row]]
     return worker
-
-
-@pytest.mark.parametrize("others", [None, fit_progress.begun(2)])
-def test_what_a_chief_sets_between_calls_counts_if_nobody_began_the_next(
-    others,
-):
-    """It died between the calls: nobody had set it, or the same was set."""
-    worker = chief_after(1, others)
-    decisions = worker.chief_decisions
-    assert not decisions.before_write(WEIGHT)
-    begin(worker)
-    # Of a callback in the call that is over.
-    decisions._fits._call = types.SimpleNamespace(is_over=lambda: False)
-    assert not decisions.before_write(WEIGHT)
-    decisions._fits._call = None
-    assert decisions.before_write(WEIGHT) == (others is None)
 
 
 def test_a_chief_that_comes_back_has_the_rates_of_the_calls_that_it_passes():
     worker = chief_after(3)
     decisions, rate = worker.chief_decisions, worker.model.optimizer
     kept = decisions._rates._kept()
-    kept.change(lambda record, now: record.update({"1": [0.25], "3": [0.125]}))
-    for expected in (0.25, 0.25, 0.125):
+    rates = {"1": [0.25], "3": [0.125]}
+    kept.change(lambda record, now: record.update(rates))
+    for expected in (0.25, 1.0, 0.125):
         begin(worker)
         assert decisions.is_passed
         assert float(rate.learning_rate) == expected
-        decisions.close()
+        # As the script does between calls.
+        rate.learning_rate = 1.0
     # The next one is new.
-    rate.learning_rate = 1.0
     begin(worker)
+    assert kept.read() == rates
     assert not decisions.is_passed
     assert float(rate.learning_rate) == 1.0
 
@@ -447,12 +421,19 @@ def test_rates_are_kept_of_calls_that_have_changed_them():
     worker.model.compile(keras.optimizers.SGD(0.5), "mse")
     decisions, rate = worker.chief_decisions, worker.model.optimizer
     decisions._turns.wait_for_others = int
-    for later in (0.5, 0.25, 0.25, 0.125):
+    # By callbacks: before the first step, in one, and at the end.
+    for first, within, end in (
+        (0.5, 0.5, 0.5),
+        (0.5, 0.25, 0.25),
+        (0.25, 1.0, 0.25),
+        (0.125, 0.125, 0.125),
+    ):
         begin(worker)
-        fit = decisions._fit
-        fit.find_rates()
-        decisions._tell_begun(fit)
-        rate.learning_rate = later
+        rate.learning_rate = first
+        decisions._tell_begun(decisions._fit)
+        rate.learning_rate = within
         decisions.end_loop()
+        rate.learning_rate = end
         decisions.close()
+        assert worker.membership.fits.word.rates == (end,)
     assert decisions._rates._kept().read() == {"2": [0.25], "4": [0.125]}

@@ -132,7 +132,7 @@ def test_a_step_counter_that_a_restarted_chief_assigns_shifts_no_others(count):
     """Its script does what it did before the training, such as loading."""
     runtime, model = trained()
     turns = types.SimpleNamespace(position=lambda call: (0, 1))
-    values = values_between.ValuesBetween(runtime, turns, lambda: 1, 1.0)
+    values = values_between.ValuesBetween(runtime, turns, True, 1.0)
     runtime.chief_decisions.before_write = values.note_write
     runtime.synchronizer = joined(runtime, may_lack=False)
     journal = runtime.journal
@@ -195,7 +195,7 @@ def test_what_was_saved_after_the_snapshots_is_put_over_them(
     runtime, model = trained()
     # Others may have gone on with snapshots while the chief was away.
     turns = types.SimpleNamespace(position=lambda call: (0, int(others_train)))
-    values = values_between.ValuesBetween(runtime, turns, lambda: 1, 1.0)
+    values = values_between.ValuesBetween(runtime, turns, True, 1.0)
     runtime.chief_decisions.before_write = values.note_write
     saved = runtime.state.read()
     expected = held(runtime)

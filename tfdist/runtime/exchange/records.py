@@ -127,7 +127,7 @@ def pieces_on(shard, variable):
 
 
 def rates_of(recorded):
-    """Returns what comes with gradients, such as a learning rate.
+    """Returns what comes with gradients and other updates, such as a rate.
 
     Args:
       recorded: List of `Update` and `Mutation`.
@@ -137,9 +137,9 @@ def rates_of(recorded):
     """
     found = {}
     for record in recorded:
-        if record.is_gradient:
-            _, *others = tf.nest.flatten(record.args)
-            found.update({id(value): value for value in others})
+        values = tf.nest.flatten(getattr(record, "args", ()))
+        others = values[1:] if record.is_gradient else values
+        found.update({id(value): value for value in others})
     return list(found.values())
 
 

@@ -303,12 +303,15 @@ def may_depend_on(value, variable):
 
 
 def _captured(variables, graph):
-    """Returns variables by the names of their handles in a graph, a dict."""
-    owners = {id(v.local_handle): v for v in variables}
+    """Returns variables by the names of their handles in a graph, a dict.
+
+    In the order of creation, the same in all graphs and on all workers.
+    """
+    names = {id(outer): inner.name for outer, inner in graph.captures}
     return {
-        inner.name: owners[id(outer)]
-        for outer, inner in graph.captures
-        if id(outer) in owners
+        names[id(v.local_handle)]: v
+        for v in variables
+        if id(v.local_handle) in names
     }
 
 

@@ -68,10 +68,7 @@ class ChiefDecisions:
         # Whether the last call of `fit` that began is of a callback, within it.
         self._is_within = False
         self._values = values_between.ValuesBetween(
-            runtime,
-            self._turns,
-            self._next_fit_number if self.is_chief else None,
-            patience["start_timeout"],
+            runtime, self._turns, self.is_chief, patience["start_timeout"]
         )
         self._rates = rates_of_calls.RatesOfCalls(runtime.store, membership)
         self._warned = False
@@ -80,10 +77,6 @@ class ChiefDecisions:
     def fit_number(self):
         """The number of the call of `fit` under way; 0 without one."""
         return 0 if self._fit is None else self._fit.number
-
-    def _next_fit_number(self):
-        """The number of the call under way; between calls that of the next."""
-        return self._fits.number + (not self._fits.is_running())
 
     @property
     def is_in_loop(self):
@@ -108,7 +101,8 @@ class ChiefDecisions:
 
         Or others, where this worker came late to it.
         """
-        return self._fit is not None and self.position.comes_back
+        is_in = self._fit is not None and not self._is_within
+        return is_in and self.position.comes_back
 
     def others_have_later_call(self):
         """Whether another worker has made a call of `fit` after that one."""
@@ -238,8 +232,8 @@ class ChiefDecisions:
         # Not once more after a heartbeat: others may have begun the next one.
         self._runtime.coordination.leave_if_over()
         if fit.is_call:
-            if self.is_chief:
-                self._rates.note(fit)
+            if self.is_chief and not self.takes_no_step:
+                self._rates.note(fit, self._fits.word.rates)
             self._values.end(fit.model, fit.number, fit.averages)
             self._fits.close()
             # The others count who comes there. The model may be compiled in
@@ -377,7 +371,6 @@ class ChiefDecisions:
             return
         if self.is_chief:
             self._tell_rates(fit)
-            self._rates.note(fit)
         fit.is_in_loop, fit.has_ended = False, True
         self._values.end(fit.model, fit.number, fit.averages)
         self._runtime.work.leave()
@@ -390,7 +383,11 @@ class ChiefDecisions:
         fit, self._fit = self._fit, None
         if fit is None:
             return
-        if not self.is_chief and (fit.stopped or self._values.wrote):
+        if self.is_chief:
+            # Callbacks may have set them since.
+            self._tell_rates(fit)
+            self._rates.note(fit, fit.own_rates())
+        elif fit.stopped or self._values.wrote:
             self._turns.wait_for_chief(
                 fit_progress.closed(fit.number),
                 f"to end call {fit.number} of fit",
@@ -436,7 +433,6 @@ class ChiefDecisions:
         values = self._values
         if self.is_chief:
             written = self._fits.word.written
-            fit.first_rates = fit.first_rates or fit.own_rates()
             self._tell(
                 written=fit.number if self._values.has_set else written,
                 reached=fit_progress.begun(fit.number),

@@ -1,4 +1,4 @@
-"""What the chief has told, as the exchanges of another worker bring it."""
+"""The chief's word, as the exchanges of another worker bring it."""
 
 import tensorflow as tf
 

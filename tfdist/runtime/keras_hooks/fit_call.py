@@ -32,8 +32,8 @@ class FitCall:
         # Variables with learning rates that are followed, and number of all.
         self.rates = []
         self._num_rates = 0
-        # Those that the script gives; None before they are known.
-        self.first_rates = None
+        # Those that the script gives.
+        self.first_rates = ()
         # Whether it ends by putting averages of weights in place, or has a
         # callback that waits for the others.
         self.averages = False
@@ -142,8 +142,7 @@ class FitCall:
         Args:
           rates: Floats; none where there were none.
         """
-        self.find_rates()
-        here = self.first_rates = self.own_rates()
+        here = self.first_rates
         # Else of another model, or of optimizers that a step has made.
         if len(rates) == len(here) and tuple(rates) != here:
             logging.info(

@@ -25,13 +25,13 @@ class RatesOfCalls:
         # Whether this process has come to a call that it trains in.
         self._has_resumed = False
 
-    def note(self, fit):
+    def note(self, fit, rates):
         """Takes note of the rates with which the chief ends a call.
 
         Args:
           fit: The `FitCall`.
+          rates: Tuple of floats.
         """
-        rates = fit.own_rates()
         if not rates or rates == fit.first_rates:
             return
 
@@ -46,12 +46,14 @@ class RatesOfCalls:
     def resume(self, fit, takes_no_step):
         """Sets the rates that a former process of the chief had in a call.
 
-        Called before callbacks see that training begins.
+        Called in each call, before callbacks see that training begins.
 
         Args:
           fit: The `FitCall`.
           takes_no_step: Whether this process passes it.
         """
+        fit.find_rates()
+        fit.first_rates = fit.own_rates()
         former = self._membership.former
         if former is None or self._has_resumed:
             return

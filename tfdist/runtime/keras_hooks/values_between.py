@@ -20,9 +20,7 @@ class ValuesBetween:
     Args:
       runtime: The `Runtime`.
       turns: The `FitTurns`.
-      fit_number: Callable that gives the number of the call of `fit` under way
-        or, between calls, of the next one, if servers get what this worker
-        assigns; else None.
+      is_chief: Whether servers get what this worker assigns.
       start_timeout: Seconds to wait for the chief's first values.
 
     Attributes:
@@ -32,10 +30,10 @@ class ValuesBetween:
         since.
     """
 
-    def __init__(self, runtime, turns, fit_number, start_timeout):
+    def __init__(self, runtime, turns, is_chief, start_timeout):
         self._runtime = runtime
         self._turns = turns
-        self._fit_number = fit_number
+        self._is_chief = is_chief
         self._start_timeout = start_timeout
         self._changes = weight_changes.WeightChanges()
         # Whether the last call has ended by assigning averages of weights.
@@ -91,9 +89,8 @@ class ValuesBetween:
           Whether servers are to get it, if they get it from this worker.
         """
         self.wrote = True
-        passes = self._runtime.synchronizer.writes_pass
-        is_chief = self._fit_number is not None
-        if not (passes and is_chief and self.is_of_former_life()):
+        passes = self._is_chief and self._runtime.synchronizer.writes_pass
+        if not (passes and self.is_of_former_life()):
             self.has_set |= variable.role in _WEIGHTS
             return True
         if not self._has_warned:
@@ -107,17 +104,15 @@ class ValuesBetween:
         return False
 
     def is_of_former_life(self):
-        """Whether the chief comes back to a `fit` that others train in.
+        """Whether this worker comes back to a `fit` that others train in.
 
         Until its first step its script does what it did before the training;
-        but a checkpoint that it has put over theirs is newer, and nobody has
-        done what it does before a call that nobody has begun.
+        but a checkpoint that it has put over theirs is newer.
         """
         if self._runtime.state.is_on_servers:
             return False
-        if not self._runtime.has_come_back():
-            return False
-        return self._turns.position(self._fit_number()) != (0, 0)
+        has_come_back = self._runtime.has_come_back()
+        return has_come_back and self._turns.position(1) != (0, 0)
 
     def are_earlier(self, begun):
         """Whether servers' first values may be from before a call of `fit`.
