@@ -47,7 +47,10 @@ def reports(zygote, tmp_path_factory):
         "main:run",
         modules={
             "all_reduce.fits": [*EXPECTED, "monitored", "other_data"],
-            "all_reduce.programs": ["rates_set_in_a_wrapper"],
+            "all_reduce.programs": [
+                "rates_set_in_a_wrapper",
+                "gradients_that_an_optimizer_squares",
+            ],
         },
     )
 
@@ -60,6 +63,12 @@ def test_all_workers_end_as_one(reports, name):
 def test_rates_of_an_optimizer_in_another_are_the_chiefs(reports):
     # Four steps at each of its rates 1, a half and a quarter.
     assert reports_lib.both(reports, "rates_set_in_a_wrapper") == -7.0
+
+
+def test_an_optimizer_squares_the_means(reports):
+    # Of 1 and 5, and then the chief's 3.
+    name = "gradients_that_an_optimizer_squares"
+    assert reports_lib.both(reports, name) == -(9.0 + 9.0)
 
 
 def test_a_monitor_records_each_step(reports):

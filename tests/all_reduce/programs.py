@@ -181,6 +181,22 @@ class Wrapper(keras.optimizers.Optimizer):
         self._iterations.assign_add(1)
 
 
+class Squaring(keras.optimizers.SGD):
+    """Squares gradients before Keras's step."""
+
+    def apply_gradients(self, grads_and_vars):
+        """Takes Keras's step with the squares."""
+        return super().apply_gradients([(g * g, v) for g, v in grads_and_vars])
+
+
+def gradients_that_an_optimizer_squares(strategy, worker):
+    """Of the chief alone in the second step."""
+    with strategy.scope():
+        model = linear(Squaring(1.0))
+    model.fit(batches([[1.0, 3.0], [5.0]][worker]), verbose=0)
+    return weight_of(model)
+
+
 def rates_set_in_a_wrapper(strategy, worker):
     """The chief halves its rate after each epoch, another worker quarters."""
     with strategy.scope():

@@ -222,7 +222,7 @@ class Engine:
             ", ".join(f"{one.name} {one.shape}" for one in new[:3]),
         )
 
-    def lane_of(self, optimizer, variables, states, have_rows):
+    def lane_of(self, optimizer, variables, states, have_rows, by_pairs):
         """The `Lane` of an optimizer's step; a new one begins as the chief's.
 
         Args:
@@ -230,25 +230,26 @@ class Engine:
           variables: Keras variables that it trains.
           states: List of `WorkerVariable`.
           have_rows: Whether the gradient travels as rows, a list of bools.
+          by_pairs: See `optimizers.apply`.
         """
         # It is freed with what it acts on.
         owner = states[0] if optimizer is None else optimizer
         lanes = vars(owner).setdefault(_LANES, {})
-        key = (*map(id, variables), *have_rows, *map(id, states))
+        key = (*map(id, variables), *have_rows, *map(id, states), by_pairs)
         with tf.init_scope(), private_tensorflow.outside_of_functions():
             if key in lanes:
                 lanes[key].follow_settings()
             else:
                 lane = lanes[key] = self.make_lane(
-                    optimizer, variables, states, have_rows
+                    optimizer, variables, states, have_rows, by_pairs
                 )
                 if not all(variable.is_agreed for variable in lane.agreeing):
                     self.adopt(consistency_lib.Moment.STEP, lane.shared)
         return lanes[key]
 
-    def make_lane(self, optimizer, variables, states, have_rows):
+    def make_lane(self, *args):
         """Makes a `Lane`; see there."""
-        return lane_lib.Lane(self, optimizer, variables, states, have_rows)
+        return lane_lib.Lane(self, *args)
 
     def names_of(self, optimizers):
         """Beginnings of names in `named` that belong to optimizers, a list."""

@@ -31,14 +31,18 @@ class Lane:
       variables: Keras variables that it trains, a list.
       states: List of `WorkerVariable` that are assigned by other code.
       have_rows: For each of `variables`, whether its gradient travels as rows.
+      by_pairs: See `optimizers.apply`.
     """
 
-    def __init__(self, engine, optimizer, variables, states, have_rows):
+    def __init__(
+        self, engine, optimizer, variables, states, have_rows, by_pairs
+    ):
         self._engine = engine
         self.optimizer = optimizer
         self.variables = variables
         self.states = states
         self._have_rows = have_rows
+        self._by_pairs = by_pairs
         dense, tables = self._parted([plain(v) for v in variables])
         # All that travels in vectors, of which gradients are the first.
         self._num_dense = len(dense)
@@ -327,7 +331,9 @@ class Lane:
                 self._engine.journal.counting_update(self.optimizer),
                 self._engine.updating(),
             ):
-                optimizers.apply(self.optimizer, gradients, self.variables)
+                optimizers.apply(
+                    self.optimizer, gradients, self.variables, self._by_pairs
+                )
 
     # Without a batch.
 

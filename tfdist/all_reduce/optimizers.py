@@ -2,6 +2,8 @@
 
 import weakref
 
+import keras
+
 from tfdist import dynamic_subclasses
 from tfdist import private_keras
 
@@ -11,8 +13,9 @@ _ENGINE = "_tfdist_engine"
 class AllReducedOptimizer:
     """A mixin: an optimizer that applies the mean gradients of all workers.
 
-    Gradients are reduced before all that `apply` does: accumulation, clipping
-    and loss scales see the means, the same on all workers.
+    Gradients are reduced before all that `apply`, or an `apply_gradients` of
+    the user's own, does: accumulation, clipping and loss scales see the means,
+    the same on all workers.
     """
 
     def apply(self, grads, trainable_variables=None):
@@ -24,6 +27,27 @@ class AllReducedOptimizer:
             self, list(grads), trainable_variables
         )
 
+    def apply_gradients(self, grads_and_vars, *args, **kwargs):
+        """The same; Keras's own does nothing but call `apply`."""
+        engine = vars(self)[_ENGINE]()
+        if (
+            engine is None
+            or engine.is_applying
+            or not engine.updates_alike
+            or not _has_own_apply_gradients(self)
+        ):
+            return super().apply_gradients(grads_and_vars, *args, **kwargs)
+        if args or kwargs:
+            raise NotImplementedError(
+                f"`apply_gradients` of optimizer {self.name!r} takes gradients "
+                "and variables alone in a step of AllReduceStrategy: workers "
+                "without a batch take the same step. Make the others "
+                f"attributes of it. Received: {[*args, *kwargs]}"
+            )
+        grads, variables = zip(*grads_and_vars, strict=True)
+        engine.step_of(self).apply(self, grads, variables, by_pairs=True)
+        return self.iterations
+
 
 def see(optimizer, engine):
     """Makes an optimizer one whose step is one of all workers."""
@@ -32,7 +56,13 @@ def see(optimizer, engine):
     vars(optimizer)[_ENGINE] = weakref.ref(engine)
 
 
-def apply(optimizer, gradients, variables):
+def _has_own_apply_gradients(optimizer):
+    # Not `type`, which is a specialized class.
+    stock = keras.optimizers.Optimizer.apply_gradients
+    return optimizer.__class__.apply_gradients is not stock
+
+
+def apply(optimizer, gradients, variables, by_pairs=False):
     """Takes Keras's step.
 
     A `MultiOptimizer` takes the gradients of all variables that it trains,
@@ -42,6 +72,7 @@ def apply(optimizer, gradients, variables):
       optimizer: The Keras optimizer.
       gradients: List of tensors.
       variables: Keras variables that they are of, in the same order.
+      by_pairs: Whether it is `apply_gradients` that takes it, not `apply`.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if hasattr(inner, "optimizers"):
@@ -54,4 +85,7 @@ def apply(optimizer, gradients, variables):
         by_id = {id(v): v for v in [*trained, *variables]}
         variables = list(by_id.values())
         gradients = [found.get(key) for key in by_id]
-    optimizer.apply(gradients, variables)
+    if by_pairs:
+        optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
+    else:
+        optimizer.apply(gradients, variables)

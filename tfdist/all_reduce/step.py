@@ -133,8 +133,15 @@ class TrainingStep:
             graph = getattr(graph, "outer_graph", None)
         return False
 
-    def apply(self, optimizer, grads, variables):
-        """Takes the step of an optimizer, in the place of Keras's `apply`."""
+    def apply(self, optimizer, grads, variables, by_pairs=False):
+        """Takes the step of an optimizer, in the place of Keras's `apply`.
+
+        Args:
+          optimizer: The Keras optimizer.
+          grads: As of `apply`.
+          variables: The same.
+          by_pairs: See `optimizers.apply`.
+        """
         if private_tensorflow.is_in_branch(self._graph):
             raise NotImplementedError(
                 f"Optimizer {optimizer.name!r} takes a step inside tf.cond or "
@@ -162,7 +169,10 @@ class TrainingStep:
             for _, variable in pairs:
                 _check_made_here(variable)
             self._add_lane(
-                optimizer, [v for _, v in pairs], [g for g, _ in pairs]
+                optimizer,
+                [v for _, v in pairs],
+                [g for g, _ in pairs],
+                by_pairs,
             )
 
     def _as_it_travels(self, gradient, variable):
@@ -173,7 +183,7 @@ class TrainingStep:
         )
         return gradient if travels_as_rows else tf.convert_to_tensor(gradient)
 
-    def _add_lane(self, optimizer, variables, gradients):
+    def _add_lane(self, optimizer, variables, gradients, by_pairs=False):
         if not self.lanes:
             self.together.enter_context(self._engine.meeting())
         self._note_within()
@@ -188,6 +198,7 @@ class TrainingStep:
             variables,
             states,
             [isinstance(one, tf.IndexedSlices) for one in gradients],
+            by_pairs,
         )
         # A step that trains without an optimizer is one all the same.
         counts = optimizer is not None or not self.lanes

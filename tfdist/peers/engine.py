@@ -177,11 +177,11 @@ class PeerEngine(engine_lib.Engine):
     updates_alike = False
     reduces_state = False
 
-    def lane_of(self, optimizer, variables, states, have_rows):
+    def lane_of(self, optimizer, variables, states, *how):
         """The `PeerLane` of an optimizer's step: state is none of it."""
-        return super().lane_of(optimizer, variables, [], have_rows)
+        return super().lane_of(optimizer, variables, [], *how)
 
-    def make_lane(self, optimizer, variables, states, have_rows):
+    def make_lane(self, optimizer, variables, *how):
         """Makes a `PeerLane`; see there."""
         is_new = not self.first_steps.was_at_join(len(self._made))
         if is_new and self.channels and self.roster.others:
