@@ -61,6 +61,13 @@ def rates_of(optimizers):
     return list(rates.values())
 
 
+def holds_others(optimizer):
+    """Whether an optimizer holds others, to which it may leave its steps."""
+    found = []
+    _collect(optimizer, found)
+    return len(found) > 1
+
+
 def slots_of(optimizer):
     """Returns (slot, variable) of all that an optimizer keeps for variables.
 

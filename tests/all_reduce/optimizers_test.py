@@ -69,12 +69,14 @@ def test_it_is_not_used_where_it_is_not_called(strategy):
 
 
 def test_it_may_leave_the_step_to_another_optimizer(strategy):
+    """The means are for that one, whose steps count."""
     with strategy.scope():
         model = programs.linear(Outer(programs.Squaring(fixed_rate())))
     x = np.ones([1, 1], "float32")
     for step in (1, 2):
         model.train_on_batch(x, x)
         assert programs.weight_of(model) == -4.0 * step
+        assert strategy.updates_applied() == [step]
 
 
 def test_arguments_that_other_workers_do_not_have_are_refused():

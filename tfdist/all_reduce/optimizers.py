@@ -5,6 +5,7 @@ import weakref
 import keras
 
 from tfdist import dynamic_subclasses
+from tfdist import model_optimizers
 from tfdist import private_keras
 
 _ENGINE = "_tfdist_engine"
@@ -15,7 +16,8 @@ class AllReducedOptimizer:
 
     Gradients are reduced before all that `apply`, or an `apply_gradients` of
     the user's own, does: accumulation, clipping and loss scales see the means,
-    the same on all workers.
+    the same on all workers. Where an optimizer leaves its step to another that
+    it holds, the step is that one's: its counter, slots and loss scale count.
     """
 
     def apply(self, grads, trainable_variables=None):
@@ -41,8 +43,9 @@ class AllReducedOptimizer:
             raise NotImplementedError(
                 f"`apply_gradients` of optimizer {self.name!r} takes gradients "
                 "and variables alone in a step of AllReduceStrategy: workers "
-                "without a batch take the same step. Make the others "
-                f"attributes of it. Received: {[*args, *kwargs]}"
+                "without a batch take the same step. Keep the others in "
+                "variables of it that are alike on all workers. Received: "
+                f"{[*args, *kwargs]}"
             )
         grads, variables = zip(*grads_and_vars, strict=True)
         engine.step_of(self).apply(self, grads, variables, by_pairs=True)
@@ -59,7 +62,8 @@ def see(optimizer, engine):
 def _has_own_apply_gradients(optimizer):
     # Not `type`, which is a specialized class.
     stock = keras.optimizers.Optimizer.apply_gradients
-    return optimizer.__class__.apply_gradients is not stock
+    is_own = optimizer.__class__.apply_gradients is not stock
+    return is_own and not model_optimizers.holds_others(optimizer)
 
 
 def apply(optimizer, gradients, variables, by_pairs=False):

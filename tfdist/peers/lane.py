@@ -45,16 +45,17 @@ class PeerLane:
         self.step_lanes = ()
         self.number = engine.journal.add([])
         self.channels = []
+        rates = model_optimizers.rates_of(optimizer)
         # Of an optimizer that leaves steps to another one, that of the other.
-        rate = optimizer.learning_rate
-        has_number = isinstance(rate, keras.Variable)
+        shown = [one for one in rates if one is optimizer.learning_rate]
+        (rate,) = shown or (rates if len(rates) == 1 else [None])
         groups = flat.groups(self._plain, engine.strategy_name)
         for k, group in enumerate(groups):
             self.channels.append(
                 engine.make_channel(
                     f"{engine.name}/lane{number}/{k}",
                     group,
-                    rate.value if has_number else None,
+                    None if rate is None else rate.value,
                 )
             )
         self._settings = model_optimizers.settings_of(optimizer)

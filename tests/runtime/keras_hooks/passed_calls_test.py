@@ -436,4 +436,9 @@ def test_rates_are_kept_of_calls_that_have_changed_them():
         rate.learning_rate = end
         decisions.close()
         assert worker.membership.fits.word.rates == (end,)
+    # A call without a step has no rates but the script's.
+    rate.learning_rate = 0.75
+    worker.runtime.coordination.leave_if_over = int
+    begin(worker, ends=True)
+    begin(worker)
     assert decisions._rates._kept().read() == {"2": [0.25], "4": [0.125]}

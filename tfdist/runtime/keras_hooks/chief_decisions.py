@@ -232,7 +232,7 @@ class ChiefDecisions:
         # Not once more after a heartbeat: others may have begun the next one.
         self._runtime.coordination.leave_if_over()
         if fit.is_call:
-            if self.is_chief and not self.takes_no_step:
+            if self.is_chief and fit.has_stepped:
                 self._rates.note(fit, self._fits.word.rates)
             self._values.end(fit.model, fit.number, fit.averages)
             self._fits.close()
