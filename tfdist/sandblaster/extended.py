@@ -1,15 +1,16 @@
 """The `StrategyExtended` of Sandblaster: plain variables, steps of its own."""
 
+import keras
 import tensorflow as tf
 
 from tfdist import guarded_steps
 from tfdist import one_replica
 from tfdist import private_keras_calls
+from tfdist import private_keras_variables
 from tfdist import quiet
 from tfdist import running_fit
 from tfdist.data_shares import shares
 from tfdist.saving import callbacks
-from tfdist.saving import models
 
 
 class SandblasterExtended(one_replica.WorkerExtended):
@@ -33,7 +34,8 @@ class SandblasterExtended(one_replica.WorkerExtended):
 
     def _create_variable(self, next_creator, **kwargs):
         if self._files.is_shared:
-            models.see_callers(self._files)
+            for model in private_keras_variables.layers_under_way(keras.Model):
+                self._training.left_out.see(model)
         variable = next_creator(**kwargs)
         # Keras's functions that save are refused by it: `refusals`.
         variable.files = self._files

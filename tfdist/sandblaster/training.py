@@ -139,7 +139,9 @@ class SandblasterTraining:
             self.over_losses(lambda: self.followers.note(ended))
         if is_past:
             _tell_left_out(number, fit, is_from_snapshot)
-            self.left_out.add(private_keras_calls.model_of(frame), number)
+            # One without epochs would have trained nothing.
+            if private_keras_calls.has_epochs(frame):
+                self.left_out.add(private_keras_calls.model_of(frame), number)
         if self._fit is not None:
             self._fit.release()
         self._fit = minimizing_fit.MinimizingFit(

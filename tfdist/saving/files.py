@@ -37,16 +37,28 @@ class Unshared:
 
 
 class WrittenBefore:
-    """See `Files`: those of a chief's earlier process, which has saved them.
+    """See `Files`: those of a model that a restarted chief has not trained.
 
-    This process was started again, and left out the training before.
+    The chief's process before has trained and saved it, where this one has
+    left out the training.
+
+    Args:
+      files: The `Files` of this task.
+      is_left_out: Callable without arguments: whether the model has, now, the
+        weights of the training that was left out.
     """
 
     is_shared = True
-    writes = False
 
-    def __init__(self):
+    def __init__(self, files, is_left_out):
+        self.task_id = files.task_id
+        self._is_left_out = is_left_out
         self._told = set()
+
+    @property
+    def writes(self):
+        """Whether this task writes what the model saves, now."""
+        return not self._is_left_out()
 
     def leave_to_chief(self, call, path):
         """Logs, once for a call and a path, that nothing is written."""
