@@ -50,10 +50,13 @@ class SavedState:
     Attributes:
       header: Dict that JSON can hold.
       arrays: Dict of name to NumPy array or `LazyArray`.
+      is_partial: Whether models were taken out of it that have gone on since;
+        no part of a file.
     """
 
     header: dict
     arrays: dict
+    is_partial: bool = False
 
 
 def are_equal(one, other, without):

@@ -188,3 +188,17 @@ def test_places_that_an_earlier_version_has_moved_are_refused(of_old):
     saved = old(of_old, ["later", "float32", [2]])
     with pytest.raises(saved_state.ModelMismatchError, match="earlier version"):
         run.strategy.state.restore(saved)
+
+
+def test_a_residual_of_a_state_that_another_replaces_is_not_taken(of_old):
+    """The state that replaces it was saved before any step."""
+    run = Run("nowhere")
+    model = run.model(run.layer())
+    first = run.strategy.state.read()
+    run.strategy.state.restore(of_old)
+    run.strategy.state.restore(first)
+    assert run.strategy.state.read().arrays.keys() == first.arrays.keys()
+    model.train_on_batch(X, Y)
+    expected = Run("nowhere")
+    expected.model(expected.layer()).train_on_batch(X, Y)
+    assert residuals(run.strategy) == residuals(expected.strategy)

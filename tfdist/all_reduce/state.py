@@ -88,9 +88,12 @@ class AllReduceState(tf.train.experimental.PythonState):
                     f"difference, variable number {number}: here {mine}; "
                     f"saved {there}."
                 )
-        # What lanes of other models have yet to take.
-        left = {k: v for k, v in self._saved.items() if k.startswith("codec/")}
-        self._saved, self._signatures = {**left, **arrays}, known
+        if saved.is_partial:
+            # What lanes of other models have yet to take.
+            left = self._saved.items()
+            left = {k: v for k, v in left if k.startswith("codec/")}
+            arrays = {**left, **arrays}
+        self._saved, self._signatures = arrays, known
         self._engine.journal.set_updates(saved.header["updates"])
         for number, variable in self._variables():
             self._put(f"variable/{number}", variable)

@@ -113,7 +113,7 @@ def without_others(saved, headers):
         for name, array in saved.arrays.items()
         if not (_is_of(name, numbers) or _place(name) in known)
     }
-    return dataclasses.replace(saved, arrays=arrays)
+    return dataclasses.replace(saved, arrays=arrays, is_partial=bool(others))
 
 
 def _is_of(name, numbers):
