@@ -54,6 +54,7 @@ def test_it_gets_the_means_and_is_one_step(strategy, eagerly):
         assert strategy.updates_applied() == [step]
 
 
+@pytest.mark.nightly
 def test_it_is_not_used_where_it_is_not_called(strategy):
     with strategy.scope():
         optimizer = programs.Squaring(fixed_rate())

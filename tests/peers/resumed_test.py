@@ -79,7 +79,9 @@ def two_towers(directory, epochs, widths):
     return model.get_weights()
 
 
-@pytest.mark.parametrize("widths", [(WIDTH, WIDTH), (WIDTH, WIDTH - 1)])
+@pytest.mark.parametrize(
+    "widths", nightly.also([[WIDTH, WIDTH]], [[WIDTH, WIDTH - 1]])
+)
 def test_each_set_of_variables_has_its_own_residual_again(tmp_path, widths):
     """Also if the first set takes no step in the resumed run."""
     expected = two_towers(tmp_path / "whole", (2, 3), widths)
@@ -103,7 +105,7 @@ def two_models(directory, *epochs, made_first=False):
 @pytest.mark.parametrize(
     "epochs", nightly.also([[2, 3]], [[2, 2, 1], [2, 2, 1, 3]])
 )
-@pytest.mark.parametrize("made_first", [True, False])
+@pytest.mark.parametrize("made_first", nightly.also([False], [True]))
 def test_each_model_has_its_own_residual_again(tmp_path, epochs, made_first):
     """Also one that is made after a call of `fit` that takes no step."""
     expected = two_models(tmp_path / "whole", *epochs, made_first=made_first)
@@ -170,6 +172,7 @@ def of_old():
     return run.strategy.state.read()
 
 
+@pytest.mark.nightly
 def test_the_residual_of_an_earlier_version_begins_again(of_old, caplog):
     run = Run("nowhere")
     model = run.model(run.layer())
@@ -190,6 +193,7 @@ def test_places_that_an_earlier_version_has_moved_are_refused(of_old):
         run.strategy.state.restore(saved)
 
 
+@pytest.mark.nightly
 def test_a_residual_of_a_state_that_another_replaces_is_not_taken(of_old):
     """The state that replaces it was saved before any step."""
     run = Run("nowhere")

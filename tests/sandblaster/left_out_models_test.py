@@ -6,7 +6,6 @@ import keras
 import numpy as np
 import pytest
 
-from tests import nightly
 from tests.sandblaster import tasks
 from tests.sandblaster.fits import fit
 from tests.sandblaster.fits import later_call_under_way
@@ -82,6 +81,7 @@ def test_weights_that_were_set_are_trained_further(
     keras.models.load_model(path)
 
 
+@pytest.mark.nightly
 def test_weights_that_were_set_are_saved(left_out, tmp_path):
     """Without a `fit` after them."""
     path = tmp_path / "model.keras"
@@ -98,7 +98,8 @@ def unbuilt_model(strategy):
     return model
 
 
-@pytest.mark.parametrize("is_built", nightly.also([False], [True]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("is_built", [False, True])
 def test_layers_that_another_model_trains_are_saved(alone, tmp_path, is_built):
     path = tmp_path / "model.weights.h5"
     model = unbuilt_model(alone)
@@ -132,6 +133,7 @@ def test_a_model_that_a_left_out_call_builds_is_not_saved(
     assert not path.exists()
 
 
+@pytest.mark.nightly
 def test_a_refusal_names_what_lets_equal_weights_pass(left_out):
     """Assignments of the values that are there leave no trace."""
     for variable in left_out.weights:
@@ -143,6 +145,7 @@ def test_a_refusal_names_what_lets_equal_weights_pass(left_out):
     fit(left_out, 1)
 
 
+@pytest.mark.nightly
 def test_a_left_out_call_without_epochs_has_trained_nothing(alone, tmp_path):
     model, other = tasks.make_model(alone), tasks.make_model(alone)
     with later_call_under_way(alone):

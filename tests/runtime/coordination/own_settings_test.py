@@ -8,6 +8,7 @@ import itertools
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tests.runtime.coordination import coordinated_exchange_test
@@ -55,6 +56,7 @@ def size_of(worker, x, y):
     return np.abs(gradient).sum()
 
 
+@pytest.mark.nightly
 def test_an_average_of_gradients_comes_with_the_mean_of_what_is_made_of_them():
     workers = workers_of(SoftSync(s=2), lambda: Sizes(0.0))
     known = delay_test.batches(4, seed=3)
@@ -136,6 +138,7 @@ def check_weights(worker, scales):
     np.testing.assert_allclose(worker.weights(), right, rtol=1e-5)
 
 
+@pytest.mark.nightly
 def test_each_gradient_has_the_rate_that_its_worker_s_schedule_reads():
     workers = scaled_workers(BoundedStaleness(0))
     trained_in_turns(workers, [(X, Y)] * 2)

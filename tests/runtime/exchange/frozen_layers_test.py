@@ -66,7 +66,8 @@ def test_each_server_counts_steps_of_an_optimizer_that_update_others(number):
     assert_equal(seen, right)
 
 
-@pytest.mark.parametrize("number", nightly.also([0], [1]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", [0, 1])
 def test_momentum_of_slim_goes_on_as_that_of_keras(number):
     """That of one worker is Nesterov's. Other corrections begin anew."""
     strategy = tfdist.DANAStrategy("slim", momentum=0.5)
