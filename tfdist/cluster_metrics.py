@@ -8,8 +8,9 @@ import numpy as np
 def topic(model, state_of_run):
     """Returns the topic of the states of a model's metrics.
 
-    All workers find the same: it is made of the numbers of the variables on
-    servers. Models that share all weights differ in their optimizers.
+    All workers find the same where there are servers: it is made of the numbers
+    of the variables there. Models that share all weights differ in their
+    optimizers.
 
     Args:
       model: The compiled `keras.Model`.

@@ -4,7 +4,6 @@ import contextlib
 import io
 import re
 
-from absl import logging
 import numpy as np
 import tensorflow as tf
 
@@ -78,7 +77,8 @@ class AllReduceState(tf.train.experimental.PythonState):
         Raises:
           ModelMismatchError: It is of other variables.
         """
-        arrays, known = _without_codecs(saved)
+        arrays, known = dict(saved.arrays), saved.header["variables"]
+        _refuse_numbered(known)
         for number, variable in self._variables():
             there = known[number] if number < len(known) else None
             mine = _signature(variable)
@@ -193,37 +193,20 @@ class AllReduceState(tf.train.experimental.PythonState):
         self.restore(saved_state.read(io.BytesIO(string_value)))
 
 
-def _without_codecs(saved):
-    """Arrays and signatures without the state of codecs that has a number.
+def _refuse_numbered(signatures):
+    """Refuses a state in which that of a codec has the number of a variable.
 
     Raises:
-      ModelMismatchError: It has that of other variables.
+      ModelMismatchError: Other variables may have other numbers there.
     """
-    arrays, signatures = dict(saved.arrays), saved.header["variables"]
-    numbers = [
-        number
-        for number, one in enumerate(signatures)
-        if one is not None and _OF_CODEC.match(one[0])
-    ]
-    if not numbers:
-        return arrays, signatures
-    if any(
-        signatures[k]
-        for k in range(numbers[0], len(signatures))
-        if k not in numbers
-    ):
+    names = [one[0] for one in signatures if one is not None]
+    numbered = [name for name in names if _OF_CODEC.match(name)]
+    if numbered:
         raise saved_state.ModelMismatchError(
-            "The checkpoint is of an earlier version of tfdist, in which the "
-            "state of a codec had the number of a variable, and has variables "
-            "with numbers after it: these have other numbers now."
+            "The state of a codec must be saved by its name. Received: "
+            f"{numbered[0]!r} has the number of a variable, as in checkpoints "
+            "of earlier versions of tfdist, which this one cannot resume."
         )
-    logging.warning(
-        "The checkpoint is of an earlier version of tfdist: what its codec "
-        "has kept back is not in it by name, and begins again at zero."
-    )
-    for number in numbers:
-        arrays.pop(f"variable/{number}", None)
-    return arrays, signatures[: numbers[0]]
 
 
 def _signature(variable):

@@ -126,7 +126,7 @@ def pieces_on(shard, variable):
     return [piece for piece in variable.pieces if piece.shard == shard]
 
 
-def rates_of(recorded):
+def beside_gradients(recorded):
     """Returns what comes with gradients and other updates, such as a rate.
 
     Args:

@@ -459,12 +459,12 @@ class Step:
             )
             settings = []
             if optimizer:
-                rates = records.rates_of(recorded)
+                sent = records.beside_gradients(recorded)
                 # A schedule or a function may read variables. A rule that
                 # takes the rate by itself, such as weight decay, reads them
                 # on the server.
-                rates += lifter.own_read_for(rates)
-                settings = records.local_scalars_of(optimizer, rates)
+                sent += lifter.own_read_for(sent)
+                settings = records.local_scalars_of(optimizer, sent)
             exchange = self._make_exchange(
                 runtime=self._runtime,
                 graph=graph,
